@@ -1,0 +1,1 @@
+"""One name per operation; `dispatch` picks the implementation for the device at hand."""

@@ -1,0 +1,1 @@
+"""Plain torch oracles: short, slow, obviously right."""

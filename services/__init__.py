@@ -1,0 +1,1 @@
+"""The fleet's services and what they share."""

@@ -1,0 +1,1 @@
+"""Routes each request to an engine and fails over."""

@@ -1,0 +1,1 @@
+"""What more than one service needs; a file is named by its subject."""

@@ -1,0 +1,273 @@
+"""gRPC as the fleet uses it: limits and keepalive on both sides, TLS, membership, error edges."""
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.common import errors
+from services.common.config import ConfigError, read_secret
+from services.common.service_config import ServiceConfig
+
+log = logging.getLogger(__name__)
+
+MAX_RECEIVE_BYTES = 16 * 1024 * 1024
+MAX_SEND_BYTES = 4 * 1024 * 1024
+TOKEN_KEY = "inferfleet-fleet-token"
+REQUEST_ID_KEY = "inferfleet-request-id"
+ENGINE_ID_KEY = "inferfleet-engine-id"
+# gRPC reports an absent deadline as one that lies centuries ahead.
+_NO_DEADLINE_S = 10 * 365 * 86400
+
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),
+]
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A peer that restarted on the same address is reached again within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How members of the fleet know each other: a token, mutual TLS, or (local only) neither."""
+
+    token: str | None = None
+    ca: bytes | None = None
+    cert: bytes | None = None
+    key: bytes | None = None
+
+    @classmethod
+    def from_config(cls, config: ServiceConfig) -> "Membership":
+        """Read the files named in the configuration.
+
+        Raises:
+            ConfigError: a file is missing, or only a part of the TLS keys is set.
+        """
+        names = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+        paths = {name: getattr(config, name) for name in names}
+        missing = [name for name, path in paths.items() if not path]
+        if missing and len(missing) < len(names):
+            raise ConfigError(f"{missing[0]}: needed, because other tls_*_file keys are set")
+        token = None
+        if config.fleet_token_file:
+            token = read_secret(config.fleet_token_file, "fleet_token_file")
+        if missing:
+            return cls(token=token)
+        ca, cert, key = (_read(paths[name], name) for name in names)
+        return cls(token=token, ca=ca, cert=cert, key=key)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a member adds to each call."""
+        return ((TOKEN_KEY, self.token),) if self.token else ()
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """A channel to another member; connects on first use and reconnects by itself."""
+        if self.ca is None:
+            return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+        return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+
+    def bind(self, server: grpc.aio.Server, address: str) -> int:
+        """Listen on host:port (port 0: a free one) and return the port.
+
+        Raises:
+            ConfigError: the port cannot be had.
+        """
+        try:
+            if self.ca is None:
+                port = server.add_insecure_port(address)
+            else:
+                pair = [(self.key or b"", self.cert or b"")]
+                credentials = grpc.ssl_server_credentials(
+                    pair, root_certificates=self.ca, require_client_auth=True
+                )
+                port = server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ConfigError(f"port: cannot listen on {address}: {error}") from error
+        if port == 0:
+            raise ConfigError(f"port: cannot listen on {address}")
+        return port
+
+
+def make_server(
+    *, membership: Membership | None = None, open_services: Sequence[str] = ()
+) -> grpc.aio.Server:
+    """A server whose handlers may raise FleetError.
+
+    Args:
+        membership: if it has a token, calls must show it, except to `open_services`.
+        open_services: full names of services anyone may call (health and reflection always are).
+    """
+    interceptors: list[grpc.aio.ServerInterceptor] = []
+    if membership is not None and membership.token:
+        interceptors.append(_MembersOnly(membership.token, open_services))
+    interceptors.append(_Edge())
+    return grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+
+
+def add_health_and_reflection(
+    server: grpc.aio.Server, service_names: Sequence[str]
+) -> health.aio.HealthServicer:
+    """Serve grpc.health.v1 and reflection for the named services; all start as SERVING."""
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    return servicer
+
+
+async def set_health(
+    servicer: health.aio.HealthServicer, service_names: Sequence[str], *, serving: bool
+) -> None:
+    """Report all named services, and the server as a whole, as serving or not."""
+    kinds = health_pb2.HealthCheckResponse
+    status = kinds.SERVING if serving else kinds.NOT_SERVING
+    for name in ("", *service_names):
+        await servicer.set(name, status)
+
+
+class _MembersOnly(grpc.aio.ServerInterceptor):
+    _ALWAYS_OPEN = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
+
+    def __init__(self, token: str, open_services: Sequence[str]) -> None:
+        self._token = token.encode()
+        self._open = {*self._ALWAYS_OPEN, *open_services}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        service = handler_call_details.method.split("/")[1]
+        if handler is None or service in self._open:
+            return handler
+        shown = dict(handler_call_details.invocation_metadata or ()).get(TOKEN_KEY, "")
+        raw = shown if isinstance(shown, bytes) else shown.encode()
+        if hmac.compare_digest(raw, self._token):
+            return handler
+        return _refusing(
+            handler, errors.PermissionDeniedError("only members of the fleet may call")
+        )
+
+
+class _Edge(grpc.aio.ServerInterceptor):
+    """Parses requests inside our own guard and turns what handlers raise into statuses."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith("/grpc."):
+            return handler
+        return _guarded(handler, handler_call_details.method)
+
+
+def _guarded(handler: Any, method: str) -> Any:
+    parse = handler.request_deserializer or bytes
+    inner = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+
+    def request_of(raw: Any) -> Any:
+        return _parsed_stream(raw, parse) if handler.request_streaming else _parsed(raw, parse)
+
+    async def answer(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await inner(request_of(raw), context)
+        except Exception as error:
+            await _abort(context, error, method)
+
+    async def stream(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async for message in inner(request_of(raw), context):
+                yield message
+        except Exception as error:
+            await _abort(context, error, method)
+
+    return _rebuilt(handler, stream if handler.response_streaming else answer)
+
+
+def _rebuilt(handler: Any, behaviour: Any) -> Any:
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[bool(handler.request_streaming), bool(handler.response_streaming)]
+    return make(behaviour, None, handler.response_serializer)
+
+
+def _refusing(handler: Any, error: errors.FleetError) -> Any:
+    async def answer(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        await _abort(context, error, "")
+
+    async def stream(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        await _abort(context, error, "")
+        yield b""
+
+    return _rebuilt(handler, stream if handler.response_streaming else answer)
+
+
+def _parsed(raw: bytes, parse: Callable[[bytes], Any]) -> Any:
+    try:
+        return parse(raw)
+    except DecodeError as error:
+        raise errors.InvalidArgumentError(
+            f"the message is not a valid protobuf: {error}", reason="MALFORMED_MESSAGE"
+        ) from error
+
+
+async def _parsed_stream(
+    raw: AsyncIterator[bytes], parse: Callable[[bytes], Any]
+) -> AsyncIterator[Any]:
+    async for message in raw:
+        yield _parsed(message, parse)
+
+
+async def _abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str
+) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, grpc.RpcError):
+        error = errors.error_of(error)
+    if not isinstance(error, errors.FleetError):
+        log.error("unhandled error in %s", method, exc_info=error)
+        error = errors.InternalError(f"internal error: {type(error).__name__}")
+    await context.abort(error.code, error.message[:1024], errors.trailers_of(error))
+
+
+def _read(path: str, key: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
+
+
+def remaining_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """Seconds until the caller's deadline, or None if it set none."""
+    left = context.time_remaining()
+    return None if left is None or left > _NO_DEADLINE_S else left

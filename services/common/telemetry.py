@@ -1,0 +1,121 @@
+"""Traces and logs: one trace id over every hop, and JSON lines that carry it.
+
+`setup` is called once by each service's main. An exporter that is down costs nothing but its spans.
+"""
+
+import contextvars
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
+_PROPAGATOR = TraceContextTextMapPropagator()
+_KEYS = ("traceparent", "tracestate")
+
+
+class Telemetry:
+    """A service's tracer and the means to stop it."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self.tracer = provider.get_tracer("inferfleet")
+
+    def close(self) -> None:
+        """Send what is still held, for at most a few seconds; idempotent."""
+        self._provider.force_flush(timeout_millis=3000)
+        self._provider.shutdown()
+
+
+def setup(
+    service: str,
+    *,
+    otlp_endpoint: str,
+    log_level: str,
+    attributes: Mapping[str, str] | None = None,
+    exporter: SpanExporter | None = None,
+) -> Telemetry:
+    """Start JSON logging on stderr and, given an endpoint, the export of spans.
+
+    Args:
+        service: "gateway", "balancer", "engine" or "kvcache".
+        otlp_endpoint: OTLP/gRPC collector; empty for none.
+        log_level: least severe level to log.
+        attributes: further resource attributes, e.g. the engine's id.
+        exporter: used instead of OTLP, for tests.
+    """
+    _log_as_json(service, log_level)
+    resource = Resource.create(
+        {"service.name": service, "service.namespace": "inferfleet", **(attributes or {})}
+    )
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    if exporter is None and otlp_endpoint:
+        exporter = OTLPSpanExporter(
+            endpoint=otlp_endpoint, insecure=otlp_endpoint.startswith("http:")
+        )
+    if exporter is not None:
+        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=200))
+    return Telemetry(provider)
+
+
+def extract(metadata: Iterable[tuple[str, Any]] | None) -> Context:
+    """The trace context of an incoming call; an empty one (a new trace) if absent or malformed."""
+    carrier = {k: v for k, v in metadata or () if k in _KEYS and isinstance(v, str)}
+    return _PROPAGATOR.extract(carrier, context=Context())
+
+
+def inject(context: Context) -> tuple[tuple[str, str], ...]:
+    """Metadata that hands a trace context to the next hop."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, context=context)
+    return tuple(carrier.items())
+
+
+def trace_id_of(span: trace.Span) -> str:
+    """32 hexadecimal digits."""
+    return format(span.get_span_context().trace_id, "032x")
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id_var.get():
+            line["request_id"] = request_id_var.get()
+        span_context = trace.get_current_span().get_span_context()
+        if span_context.is_valid:
+            line["trace_id"] = format(span_context.trace_id, "032x")
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _log_as_json(service: str, level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Its every failed export is a stack trace; one warning per outage is what an operator needs.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    logging.getLogger("grpc").setLevel(logging.WARNING)

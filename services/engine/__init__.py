@@ -1,0 +1,1 @@
+"""Runs a model: scheduler, paged blocks, forward, sampler."""

@@ -1,0 +1,37 @@
+"""What an engine is told at start; see `python -m services.engine --help`."""
+
+from dataclasses import dataclass
+
+from services.common.config import setting
+
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Keys of the core: model, numbers, memory and scheduling."""
+
+    model: str = setting("", "a folder in Hugging Face layout, a .gguf file, or a known name")
+    served_name: str = setting("", "name that requests use; default: derived from the model")
+    dtype: str = setting("float32", "number format of weights and products", choices=DTYPES)
+    device: str = setting("auto", "where to run", choices=("auto", "cpu", "cuda"))
+    threads: int = setting(0, "threads of one product; 0 is all cores", low=0, high=1024)
+    deterministic: bool = setting(
+        False, "equal tokens whatever the batch, chunking, cache or engine, at some cost"
+    )
+    max_model_len: int = setting(
+        0, "longest prompt plus output; 0 is what the model allows", unit="tokens", low=0
+    )
+    block_size: int = setting(32, "positions in one block", unit="tokens", low=1, high=1024)
+    kv_memory: str = setting(
+        "0.5", "memory for blocks: a fraction of what is free (0.9) or a size (2GiB)"
+    )
+    num_blocks: int = setting(0, "fix the number of blocks instead; 0 is by kv_memory", low=0)
+    max_num_seqs: int = setting(64, "sequences running at once", low=1, high=4096)
+    max_num_batched_tokens: int = setting(
+        512, "positions computed in one round, all sequences together", unit="tokens", low=1
+    )
+    max_waiting: int = setting(256, "requests waiting at most; more are refused", low=0)
+    policy: str = setting("fcfs", "order of admission", choices=POLICIES)
+    prefix_cache: bool = setting(True, "reuse blocks of equal prefixes")

@@ -1,0 +1,1 @@
+"""The fleet's face: public gRPC and OpenAI-compatible HTTP."""

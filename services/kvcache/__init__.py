@@ -1,0 +1,1 @@
+"""Which engine holds which reusable block, over Redis."""
