@@ -5,7 +5,7 @@ Every status carries google.rpc.ErrorInfo with domain "inferfleet".
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -219,9 +219,13 @@ def error_of(rpc_error: grpc.RpcError) -> FleetError:
     code = rpc_error.code() if hasattr(rpc_error, "code") else grpc.StatusCode.UNKNOWN
     text = (rpc_error.details() if hasattr(rpc_error, "details") else None) or str(code.name)
     cls = BY_CODE.get(code, InternalError)
-    trailers: dict[str, str | bytes] = dict(list(rpc_error.trailing_metadata() or ()))
+    trailers: dict[str, str | bytes] = dict(_pairs(rpc_error))
     raw = trailers.get(DETAILS_KEY)
     return _decode(cls, text, raw) if isinstance(raw, bytes) else cls(text)
+
+
+def _pairs(rpc_error: Any) -> list[tuple[str, str | bytes]]:
+    return [(key, value) for key, value in rpc_error.trailing_metadata() or ()]
 
 
 def _attach(status: status_pb2.Status, detail: Message) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+import uvloop
+
 from services.common.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -40,8 +42,6 @@ class Service(Protocol):
 
 def run(make: Callable[[], Service], *, prog: str) -> int:
     """Run a service to its end; returns the process's exit status (0 after a drain)."""
-    import uvloop  # noqa: PLC0415 -- absent on Windows, where only the client is used
-
     return uvloop.run(_run(make, prog))
 
 
