@@ -1,0 +1,1 @@
+"""Expert placement: which physical slot holds which logical expert (not request balancing)."""

@@ -1,0 +1,106 @@
+"""The two greedy steps every placement policy is made of: packing and replication.
+
+Own implementation of the algorithms that deepseek-ai/EPLB publishes, vectorised over rows (layers,
+or layer-node pairs) in numpy, with stable sorts, so that equal loads always give equal plans.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where each item went.
+
+    Attributes:
+        pack: [rows, items] index of the pack.
+        rank: [rows, items] order of arrival in that pack, 0 .. capacity - 1.
+    """
+
+    pack: Ints
+    rank: Ints
+
+
+@dataclass(frozen=True)
+class Replication:
+    """Which expert each slot holds.
+
+    Attributes:
+        expert: [rows, slots]; the first `experts` slots are the identity.
+        rank: [rows, slots] which copy of its expert a slot is.
+        count: [rows, experts] copies of each expert.
+    """
+
+    expert: Ints
+    rank: Ints
+    count: Ints
+
+
+def balanced_packing(weight: Floats, num_packs: int, kind: Ints | None = None) -> Packing:
+    """Put items into packs of equal size, heaviest first, each into the lightest with room.
+
+    Args:
+        weight: [rows, items], items divisible by num_packs.
+        num_packs: how many packs.
+        kind: [rows, items]; if given, a pack that already holds an item of the same kind is taken
+            only when every pack with room does (two copies of one expert on one GPU are of no use).
+    """
+    rows, items = weight.shape
+    capacity = items // num_packs
+    every_row = np.arange(rows)
+    if capacity == 1:
+        return Packing(np.tile(np.arange(items), (rows, 1)), np.zeros((rows, items), np.int64))
+    order = np.argsort(-weight, axis=1, kind="stable")
+    pack = np.empty((rows, items), np.int64)
+    rank = np.empty((rows, items), np.int64)
+    load = np.zeros((rows, num_packs))
+    used = np.zeros((rows, num_packs), np.int64)
+    holds = None if kind is None else np.zeros((rows, num_packs, int(kind.max()) + 1), bool)
+    for item in order.T:
+        cost = np.where(used < capacity, load, np.inf)
+        if holds is not None and kind is not None:
+            held = holds[every_row, :, kind[every_row, item]]
+            allowed = np.where(held, np.inf, cost)
+            cost = np.where(np.isinf(allowed).all(axis=1, keepdims=True), cost, allowed)
+        best = cost.argmin(axis=1)
+        pack[every_row, item] = best
+        rank[every_row, item] = used[every_row, best]
+        used[every_row, best] += 1
+        load[every_row, best] += weight[every_row, item]
+        if holds is not None and kind is not None:
+            holds[every_row, best, kind[every_row, item]] = True
+    return Packing(pack, rank)
+
+
+def replicate_experts(weight: Floats, num_slots: int) -> Replication:
+    """Give each extra slot to the expert whose load per copy is the largest (ties: lowest id).
+
+    Args:
+        weight: [rows, experts].
+        num_slots: at least the number of experts.
+    """
+    rows, experts = weight.shape
+    every_row = np.arange(rows)
+    expert = np.tile(np.arange(num_slots), (rows, 1))
+    rank = np.zeros((rows, num_slots), np.int64)
+    count = np.ones((rows, experts), np.int64)
+    for slot in range(experts, num_slots):
+        busiest = (weight / count).argmax(axis=1)
+        expert[:, slot] = busiest
+        rank[:, slot] = count[every_row, busiest]
+        count[every_row, busiest] += 1
+    return Replication(expert, rank, count)
+
+
+def inverse(permutation: Ints) -> Ints:
+    """Row by row: `inverse(p)[r, p[r, i]] == i`."""
+    result = np.empty_like(permutation)
+    np.put_along_axis(
+        result, permutation, np.broadcast_to(np.arange(permutation.shape[1]), permutation.shape), 1
+    )
+    return result
