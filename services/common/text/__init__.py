@@ -1,0 +1,12 @@
+"""Text on the way in and out: tokenizer and chat template, without torch or transformers.
+
+assets.py         `TextAssets`: what an engine hands out by digest
+tokenizer.py      `Tokenizer`: text to ids, ids to exact bytes
+chat_template.py  `ChatTemplate`: messages to text, in jinja2's sandbox
+"""
+
+from services.common.text.assets import TextAssets
+from services.common.text.chat_template import ChatTemplate, render_chat
+from services.common.text.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "TextAssets", "Tokenizer", "render_chat"]

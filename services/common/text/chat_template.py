@@ -1,0 +1,177 @@
+"""A model's chat template: messages to the text the model was trained on.
+
+Templates come from model files and run in jinja2's immutable sandbox with the helpers that the
+Hugging Face ecosystem promises them. Whatever goes wrong in one is an INVALID_ARGUMENT on `chat`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from google.protobuf import json_format
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from inferfleet.v1 import inference_pb2
+from services.common.errors import InvalidArgumentError
+from services.common.text.assets import TextAssets
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+# What a caller's template_args may not replace.
+_RESERVED = frozenset({"messages", "tools", "documents", "raise_exception", "strftime_now"})
+
+
+class ChatTemplate:
+    """Compiled once, rendered often; safe to share between threads."""
+
+    def __init__(self, assets: TextAssets, now: Callable[[], datetime] = datetime.now) -> None:
+        self._tokens = dict(assets.special_tokens)
+        self._problem = "" if assets.chat_template else "the model has no chat template"
+        self._template: jinja2.Template | None = None
+        try:
+            if assets.chat_template:
+                self._template = _environment(now).from_string(assets.chat_template)
+        except jinja2.TemplateError as error:
+            self._problem = f"the model's chat template cannot be used: {error}"
+
+    @property
+    def problem(self) -> str:
+        """Why `render` will refuse everything; empty if it will not."""
+        return self._problem
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation, ready for the model's next turn.
+
+        Args:
+            messages: dictionaries with "role", "content" and what else the template knows.
+            tools: functions in OpenAI's form, or None.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            template_args: further variables of the template, e.g. enable_thinking.
+
+        Raises:
+            InvalidArgumentError: on `chat`, with the template's own words where it has some.
+        """
+        if self._template is None:
+            _refuse("chat", self._problem)
+        extra = dict(template_args or {})
+        for name in extra:
+            if name in _RESERVED or name in self._tokens:
+                _refuse("chat.template_args", f"{name} is set by the server")
+        add_generation_prompt = extra.pop("add_generation_prompt", add_generation_prompt)
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=tools or None,
+                add_generation_prompt=add_generation_prompt,
+                **self._tokens,
+                **extra,
+            )
+        except Exception as error:  # a template may fail in any way Python can
+            _refuse("chat", f"the model's chat template refuses it: {error or type(error)}")
+
+
+def render_chat(template: ChatTemplate, chat: inference_pb2.Chat) -> str:
+    """Render the contract's own message.
+
+    Raises:
+        InvalidArgumentError: no messages, an unknown role, or the template refuses.
+    """
+    if not chat.messages:
+        _refuse("chat.messages", "must not be empty")
+    messages = [_message(index, message) for index, message in enumerate(chat.messages)]
+    args = _plain(json_format.MessageToDict(chat.template_args))
+    return template.render(messages, tools=[_tool(tool) for tool in chat.tools], template_args=args)
+
+
+def _message(index: int, message: inference_pb2.ChatMessage) -> dict[str, Any]:
+    if message.role not in ROLES:
+        known = ", ".join(sorted(ROLES))
+        _refuse(f"chat.messages[{index}].role", f"must be one of {known}, got {message.role!r}")
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        if getattr(message, name):
+            plain[name] = getattr(message, name)
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return plain
+
+
+def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except ValueError:
+        arguments = call.arguments
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _tool(tool: inference_pb2.Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    function["parameters"] = _plain(json_format.MessageToDict(tool.parameters))
+    return {"type": "function", "function": function}
+
+
+def _plain(value: Any) -> Any:
+    """A Struct's content with whole numbers as such and keys in order: its map has none, and equal
+    requests must render to equal text, or no prefix would ever be found again."""
+    if isinstance(value, dict):
+        return {key: _plain(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """{% generation %}…{% endgeneration %} marks what a model said, for training; here it only
+    groups."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not jinja2's own: that one escapes for HTML, which models never saw.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _refuse(field: str, problem: str) -> NoReturn:
+    raise InvalidArgumentError.for_field(field, problem, reason="CHAT_TEMPLATE")

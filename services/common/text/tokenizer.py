@@ -1,0 +1,127 @@
+"""Text to token ids and back; every token's exact bytes, so that text can be built byte by byte."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tokenizers
+
+from services.common.text.assets import TextAssets
+from services.common.text.byte_level import byte_alphabet
+
+_METASPACE = "\u2581"
+
+
+class Tokenizer:
+    """One model's tokenizer. Immutable; safe to share between threads.
+
+    Raises:
+        ValueError: if the assets hold no readable tokenizer.
+    """
+
+    def __init__(self, assets: TextAssets) -> None:
+        try:
+            text = assets.tokenizer_json.decode()
+            spec = json.loads(text)
+            inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"not a tokenizer.json: {error}") from error
+        # Length limits are the server's business, with an error; never silent.
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self._decoders = _decoder_types(spec.get("decoder"))
+        self._added = dict(inner.get_added_tokens_decoder())
+        self._special = frozenset(i for i, token in self._added.items() if token.special)
+        self._bos = _bos_id(inner, assets)
+        self.digest = assets.digest
+        self.vocab_size = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        """Ids are below this."""
+        self._bytes = tuple(self._bytes_of(i) for i in range(self.vocab_size))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text.
+
+        Args:
+            text: names of special tokens in it become those tokens.
+            add_special_tokens: add what the model wants around plain text; False for a rendered
+                chat template, which has said everything itself.
+        """
+        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and self._bos is not None and ids[:1] != [self._bos]:
+            return [self._bos, *ids]
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids; bytes that are no whole character become U+FFFD, unknown ids nothing."""
+        if "ByteLevel" in self._decoders:
+            # Not the library's decode: it takes added tokens with accents for byte-level text.
+            kept = (i for i in token_ids if not (skip_special_tokens and i in self._special))
+            return self.token_bytes_of(kept).decode(errors="replace")
+        known = [i for i in token_ids if i < self.vocab_size]
+        text: str = self._inner.decode(known, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's own bytes, perhaps a part of a character; b"" for an id without a token."""
+        return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
+
+    def token_bytes_of(self, token_ids: Iterable[int]) -> bytes:
+        """The bytes of several tokens, joined."""
+        return b"".join(self.token_bytes(i) for i in token_ids)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the model's files mark the token as special (dropped from text)."""
+        return token_id in self._special
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """All tokens marked as special."""
+        return self._special
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its name in the vocabulary."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            content: str = self._added[token_id].content
+            return content.encode()
+        token: str | None = self._inner.id_to_token(token_id)
+        if token is None:
+            return b""
+        if "ByteLevel" in self._decoders:
+            return _byte_level(token)
+        if "ByteFallback" in self._decoders and _is_byte_name(token):
+            return bytes([int(token[3:5], 16)])
+        return token.replace(_METASPACE, " ").encode()
+
+
+_ALPHABET = byte_alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(_ALPHABET[c] for c in token)
+    except KeyError:
+        return token.encode()
+
+
+def _is_byte_name(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def _decoder_types(decoder: Any) -> frozenset[str]:
+    if not isinstance(decoder, dict):
+        return frozenset()
+    parts = [decoder, *decoder.get("decoders", [])]
+    return frozenset(str(part.get("type")) for part in parts)
+
+
+def _bos_id(inner: tokenizers.Tokenizer, assets: TextAssets) -> int | None:
+    name = assets.special_tokens.get("bos_token")
+    if not assets.add_bos or name is None:
+        return None
+    found: int | None = inner.token_to_id(name)
+    return found
