@@ -30,14 +30,16 @@ class Continuation(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[_Union[ContinuedChoice, _Mapping]]] = ...) -> None: ...
 
 class ContinuedChoice(_message.Message):
-    __slots__ = ("index", "token_ids", "finished")
+    __slots__ = ("index", "token_ids", "finished", "sent_text_bytes")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SENT_TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finished: bool
-    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[bool] = ...) -> None: ...
+    sent_text_bytes: int
+    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finished: _Optional[bool] = ..., sent_text_bytes: _Optional[int] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()
