@@ -1,0 +1,62 @@
+# Everything starts here. Needs make, Python 3.11 to 3.13 and, the first time, a network.
+PYTHON ?= python3
+VENV   := $(if $(INFERFLEET_VENV),$(INFERFLEET_VENV),.venv)
+BIN    := $(VENV)/bin
+ENGINES ?= 2
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run up down check format test test-tools verify gpu bench protos lock venv dev clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+run: venv ## Start a whole fleet, ask it one question, show where the time went, stop it
+	@$(BIN)/inferfleet demo --engines $(ENGINES) $(ARGS)
+
+up: venv ## Start a fleet and keep it until Ctrl-C (ARGS="--engines 1 --port 50051")
+	@$(BIN)/inferfleet up --engines $(ENGINES) $(ARGS)
+
+down: venv ## Stop a fleet that was started with --detach
+	@$(BIN)/inferfleet down $(ARGS)
+
+check: dev ## Format, lint, types, import walls, protos, generated stubs
+	@$(BIN)/python scripts/check.py
+
+format: dev ## Rewrite the code in the one format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+test: dev ## All tests that need nothing but this virtual environment (ARGS="-k gateway")
+	@$(BIN)/python -m pytest -m "not tools and not verify and not gpu" $(ARGS)
+
+test-tools: dev ## Tests with Node, Chromium, podman, Go …: a missing tool fails by name
+	@$(BIN)/python -m pytest -m tools $(ARGS)
+
+verify: dev ## The long runs: soak, faults, many random histories
+	@$(BIN)/python -m pytest -m verify --timeout 1800 $(ARGS)
+
+gpu: dev ## Tests and kernels on a CUDA device
+	@$(BIN)/python -m pytest -m gpu --timeout 600 $(ARGS)
+
+bench: dev ## The engine beside transformers; see benchmarks/README.md (ARGS="--batch 8")
+	@$(BIN)/python -m benchmarks.bench_engine $(ARGS)
+
+protos: dev ## Generate the stubs again after a change of protos/
+	@$(BIN)/python scripts/gen_protos.py
+
+lock: ## Resolve the dependencies again after a change of pyproject.toml
+	@$(PYTHON) scripts/lock.py
+
+venv: python ## Make .venv ready to run the fleet
+	@$(PYTHON) scripts/bootstrap.py
+
+dev: python ## Make .venv ready for checks and tests
+	@$(PYTHON) scripts/bootstrap.py --dev
+
+clean: ## Remove the virtual environment, caches and the state of stopped fleets
+	rm -rf $(VENV) .inferfleet .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+.PHONY: python
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing: install Python 3.11, 3.12 or 3.13, or say where it is: make PYTHON=/path/to/python3"; exit 1; }
