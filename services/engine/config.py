@@ -35,3 +35,8 @@ class EngineConfig:
     max_waiting: int = setting(256, "requests waiting at most; more are refused", low=0)
     policy: str = setting("fcfs", "order of admission", choices=POLICIES)
     prefix_cache: bool = setting(True, "reuse blocks of equal prefixes")
+    simulate: str = setting(
+        "",
+        "run arithmetic in place of a model, for tests and load simulation: comma list of "
+        "vocab_size=512, max_model_len=2048, eos=0, forward_ms=0, token_us=0; or 'yes'",
+    )

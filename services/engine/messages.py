@@ -6,7 +6,14 @@ these records and nothing else of one another. They travel as msgpack (msgspec),
 
 import msgspec
 
+from services.engine.config import EngineConfig
 from services.engine.sampling_params import SamplingParams
+
+
+class StartCore(msgspec.Struct, tag=True, frozen=True):
+    """The first message to a core; answered by CoreReady or CoreFailed."""
+
+    config: EngineConfig
 
 
 class AddRequest(msgspec.Struct, tag=True, frozen=True):
@@ -22,6 +29,8 @@ class AddRequest(msgspec.Struct, tag=True, frozen=True):
     deadline_unix_s: float | None = None
     continued: list[list[int]] = []
     """Per choice, the tokens that another engine already generated; empty for a fresh request."""
+    finished_choices: list[int] = []
+    """Choices that ended at another engine: they are not run and nothing is said of them."""
 
 
 class AbortRequest(msgspec.Struct, tag=True, frozen=True):
@@ -29,6 +38,8 @@ class AbortRequest(msgspec.Struct, tag=True, frozen=True):
 
     request_key: str
     reason: str = "client"
+    choice: int | None = None
+    """End this choice alone (its stop string was found); None ends all."""
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
@@ -71,6 +82,8 @@ class RequestFailure(msgspec.Struct, frozen=True, array_like=True):
     reason: str
     message: str
     field: str | None = None
+    retry_after_s: float | None = None
+    """When a repeat is sensible, from the measured drain rate; with RESOURCE_EXHAUSTED."""
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -148,5 +161,5 @@ class RoundReport(msgspec.Struct, tag=True, frozen=True):
     load: Load = Load()
 
 
-ToCore = AddRequest | AbortRequest | SendSnapshot | Shutdown
+ToCore = StartCore | AddRequest | AbortRequest | SendSnapshot | Shutdown
 ToFront = CoreReady | CoreFailed | RoundReport
