@@ -127,6 +127,11 @@ def resolve(cls: type[C], flags: Mapping[str, Any], environ: Mapping[str, str]) 
     return Loaded(cls(**values), sources)
 
 
+def environment(key: str) -> str:
+    """A variable of ours that is no service's key, e.g. where models lie; "" if it is not set."""
+    return os.environ.get(f"{ENV_PREFIX}{key}", "")
+
+
 def read_secret(path: str, key: str) -> str:
     """The content of a `*_file` key, without surrounding white space.
 
