@@ -73,7 +73,7 @@ class Registration:
         try:
             await asyncio.wait_for(self._etcd.revoke_lease(lease), _STOP_S)
         except (EtcdError, TimeoutError) as error:
-            log.warning("%s: left to its lease (%s)", self._key, error or "no answer")
+            log.warning("%s: left to its lease (%s)", self._key, str(error) or "no answer")
 
     async def _run(self) -> None:
         delay_s, quiet = 0.1, False
