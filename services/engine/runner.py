@@ -29,6 +29,11 @@ class SequenceMetadata:
     """False for all chunks of a prompt but the last."""
     prompt_logprobs_from: int | None = None
     """First position of this round whose prediction of the next prompt token is wanted."""
+    next_prompt_token: int | None = None
+    """With prompt_logprobs_from: the prompt token after this round's last position; None if the
+    prompt ends there. Without it the last position of a chunk would have nothing to predict."""
+    num_prompt_top_logprobs: int = 0
+    """With prompt_logprobs_from: likeliest alternatives to report per position."""
 
     @property
     def seqlen_q(self) -> int:
