@@ -1,0 +1,86 @@
+"""The compiler's own process: a grammar that explodes takes this process with it and nothing else.
+
+Speaks length-prefixed msgpack on stdin and stdout: one `Setup`, then a `Job` in, an `Outcome` out.
+Run by `services.engine.grammar.compiler`, never by hand.
+"""
+
+import ctypes
+import json
+import resource
+import signal
+import sys
+from typing import Any
+
+import xgrammar
+
+from services.engine.grammar.wire import Job, Outcome, Setup, read_frame, write_frame
+
+# Real models like to indent; without a cap a grammar lets them emit blanks until max_tokens.
+MAX_WHITESPACE = 8
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Serve jobs until stdin closes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    setup = read_frame(sys.stdin.buffer, Setup)
+    if setup is None:
+        return 0
+    compiler = xgrammar.GrammarCompiler(tokenizer_info(setup), max_threads=1, cache_enabled=False)
+    _limit_memory(setup.memory_bytes)
+    write_frame(sys.stdout.buffer, Outcome(0))
+    while (job := read_frame(sys.stdin.buffer, Job)) is not None:
+        write_frame(sys.stdout.buffer, _outcome(compiler, job))
+    return 0
+
+
+def tokenizer_info(setup: Setup) -> Any:
+    """xgrammar's view of a vocabulary; equal in the compiler's process and in the engine's."""
+    return xgrammar.TokenizerInfo(
+        setup.vocabulary,
+        xgrammar.VocabType[setup.vocab_type],
+        vocab_size=setup.vocab_size,
+        stop_token_ids=setup.eos_token_ids,
+    )
+
+
+def _outcome(compiler: Any, job: Job) -> Outcome:
+    try:
+        return Outcome(job.number, grammar=_compile(compiler, job).serialize_json())
+    except MemoryError:
+        return Outcome(job.number, problem="needs more memory than the limit")
+    except Exception as error:
+        # xgrammar raises plain RuntimeErrors whose first line says what is wrong.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return Outcome(job.number, problem=lines[-1][:300])
+
+
+def _compile(compiler: Any, job: Job) -> Any:
+    match job.kind:
+        case "json_schema":
+            return compiler.compile_json_schema(job.text, max_whitespace_cnt=MAX_WHITESPACE)
+        case "json_object":
+            schema = json.dumps({"type": "object", "additionalProperties": True})
+            return compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)
+        case "regex":
+            return compiler.compile_regex(job.text)
+        case "ebnf":
+            return compiler.compile_grammar(job.text)
+        case "choice":
+            literals = (json.dumps(text, ensure_ascii=True) for text in job.choices)
+            return compiler.compile_grammar("root ::= " + " | ".join(literals))
+        case "structural_tag":
+            return compiler.compile_structural_tag(job.text)
+        case unknown:
+            raise ValueError(f"unknown kind {unknown}")
+
+
+def _limit_memory(extra_bytes: int) -> None:
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + extra_bytes, used + extra_bytes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

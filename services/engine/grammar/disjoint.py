@@ -1,0 +1,61 @@
+"""Whether two schemas can be told apart, so that `oneOf` means the same as `anyOf`."""
+
+from typing import Any
+
+_ALL_TYPES = frozenset({"string", "integer", "number", "object", "array", "boolean", "null"})
+
+
+def never_both(left: Any, right: Any) -> bool:
+    """True if surely no value satisfies both; False if unsure."""
+    if not isinstance(left, dict) or not isinstance(right, dict):
+        return False
+    left_values, right_values = _values(left), _values(right)
+    if left_values is not None and right_values is not None:
+        return not any(_same(a, b) for a in left_values for b in right_values)
+    left_types, right_types = _types(left), _types(right)
+    if not left_types & right_types:
+        return True
+    return left_types == right_types == {"object"} and _told_apart_by_a_property(left, right)
+
+
+def _told_apart_by_a_property(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    shared = set(left.get("required", [])) & set(right.get("required", []))
+    pairs = [[side.get("properties", {}).get(name) for side in (left, right)] for name in shared]
+    return any(_are_listed(a) and _are_listed(b) and never_both(a, b) for a, b in pairs)
+
+
+def _are_listed(member: Any) -> bool:
+    return isinstance(member, dict) and _values(member) is not None
+
+
+def _values(schema: dict[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _types(schema: dict[str, Any]) -> frozenset[str]:
+    values = _values(schema)
+    if values is not None:
+        return frozenset().union(*(_types_of(value) for value in values))
+    declared = schema.get("type")
+    if declared is None:
+        return _ALL_TYPES
+    types = frozenset(declared if isinstance(declared, list) else [declared])
+    return types | {"integer"} if "number" in types else types
+
+
+def _types_of(value: Any) -> frozenset[str]:
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
+    if isinstance(value, int | float):
+        return frozenset({"integer", "number"})
+    names = {str: "string", dict: "object", list: "array", type(None): "null"}
+    return frozenset({names[type(value)]})
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    return bool(left == right)

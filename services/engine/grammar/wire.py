@@ -1,0 +1,54 @@
+"""Frames between an engine and its grammar compiler."""
+
+import struct
+from typing import IO, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+_LENGTH = struct.Struct("<I")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The vocabulary that grammars are compiled for."""
+
+    vocabulary: list[bytes]
+    """As tokenizer.json spells each token, in UTF-8; for RAW, the token's own bytes."""
+    vocab_type: str
+    """RAW, BYTE_FALLBACK or BYTE_LEVEL."""
+    vocab_size: int
+    eos_token_ids: list[int]
+    memory_bytes: int
+    """What one compilation may take beyond the idle process."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    number: int
+    kind: str
+    text: str
+    choices: tuple[str, ...] = ()
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """`grammar` (serialised) or `problem`; neither for the answer to `Setup`."""
+
+    number: int
+    grammar: str | None = None
+    problem: str | None = None
+
+
+def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:
+    """Write one frame and flush."""
+    body = msgspec.msgpack.encode(message)
+    stream.write(_LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes], kind: type[T]) -> T | None:
+    """Read one frame; None at the end of the stream, also in the middle of a frame."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    return msgspec.msgpack.decode(body, type=kind) if len(body) == length else None
