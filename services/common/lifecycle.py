@@ -45,8 +45,13 @@ def run(make: Callable[[], Service], *, prog: str) -> int:
     return uvloop.run(_run(make, prog))
 
 
-def write_ready(path: str, *, service: str, address: str, metrics_address: str) -> None:
-    """Announce readiness in `ready_file`, whole or not at all; does nothing for an empty path."""
+def write_ready(
+    path: str, *, service: str, address: str, metrics_address: str, **more: str
+) -> None:
+    """Announce readiness in `ready_file`, whole or not at all; does nothing for an empty path.
+
+    `more` is for services that listen on further ports, e.g. http_address.
+    """
     if not path:
         return
     record = {
@@ -54,6 +59,7 @@ def write_ready(path: str, *, service: str, address: str, metrics_address: str) 
         "address": address,
         "metrics_address": metrics_address,
         "pid": os.getpid(),
+        **more,
     }
     scratch = Path(f"{path}.{os.getpid()}")
     scratch.write_text(json.dumps(record))

@@ -38,6 +38,8 @@ class Tokenizer:
         self.vocab_size = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
         """Ids are below this."""
         self._bytes = tuple(self._bytes_of(i) for i in range(self.vocab_size))
+        self.max_token_bytes = max(map(len, self._bytes), default=0)
+        """No text has fewer tokens than its bytes over this."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text.
