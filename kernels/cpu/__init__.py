@@ -1,1 +1,18 @@
-"""The fast CPU path, in torch operators alone (no compiler at run time)."""
+"""The fast path made of torch operators: few calls a layer, no compiler at run time.
+
+Written for CPUs; the same calls serve a GPU until kernels of its own are chosen.
+"""
+
+from kernels.cpu.attention import attention, kv_write
+from kernels.cpu.layers import DenseLinear, rms_norm, rope, silu_mul
+from kernels.dispatch import Kernels
+
+KERNELS = Kernels(
+    name="torch",
+    rms_norm=rms_norm,
+    rope=rope,
+    kv_write=kv_write,
+    attention=attention,
+    silu_mul=silu_mul,
+    pack=DenseLinear,
+)

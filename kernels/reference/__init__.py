@@ -1,1 +1,15 @@
-"""Plain torch oracles: short, slow, obviously right."""
+"""Plain oracles: the formula and nothing else, one sequence and one head at a time."""
+
+from kernels.dispatch import Kernels
+from kernels.reference.attention import attention, kv_write
+from kernels.reference.layers import PlainLinear, rms_norm, rope, silu_mul
+
+KERNELS = Kernels(
+    name="reference",
+    rms_norm=rms_norm,
+    rope=rope,
+    kv_write=kv_write,
+    attention=attention,
+    silu_mul=silu_mul,
+    pack=PlainLinear,
+)

@@ -1,0 +1,45 @@
+"""Norm, rotation, activation and dense products with as few operator calls as torch allows."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See kernels.dispatch.Kernels.rms_norm."""
+    return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def rope(qk: Tensor, turns: Tensor) -> None:
+    """Rotate pairs in place: a pair is a complex number, so one multiplication does it."""
+    by = torch.view_as_complex(turns).unsqueeze(1)
+    pairs = qk.unflatten(-1, (-1, 2))
+    if qk.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(by)
+    else:
+        wide = torch.view_as_complex(pairs.float())
+        pairs.copy_(torch.view_as_real(wide.mul_(by)))
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See kernels.dispatch.Kernels.silu_mul; overwrites the gate."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+class DenseLinear:
+    """A weight in the format of the activations, stored as it came: [out, in]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight.contiguous()
+        self._turned = self._weight.T
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.mm(x, self._turned)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        residual.addmm_(x, self._turned)
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes

@@ -1,0 +1,107 @@
+"""One name for each operation; which code runs it is decided here, once, when a model loads.
+
+A set is a module with a constant `KERNELS`. It is imported when it is chosen, so that a machine
+without a GPU never imports what only a GPU can run.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """A weight in the form that its product wants."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, in] times the weight: [rows, out]."""
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """residual [rows, out] += x [rows, in] times the weight."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the packed weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Sequences of one round that attend in one call: rows follow one another, one part each.
+
+    A group of decodes has one row a sequence; a prefill is a group of its own.
+    """
+
+    rows: slice
+    """Their rows among all positions of the round."""
+    starts: tuple[int, ...]
+    """Per sequence, positions that were computed before."""
+    block_tables: Tensor
+    """[sequences, blocks] int64, padded with block 0."""
+    mask: Tensor | None
+    """What to add to the scores, broadcast over heads; None if nothing is hidden, or `causal`."""
+    causal: bool
+    """The rows are all there is to attend to: start is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A set of operations. T rows, H query heads, G key and value heads, D head size."""
+
+    name: str
+    """Part of numerics_id: equal names, equal order of every sum."""
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(x [T, N], weight [N], eps) -> [T, N]; Zhang and Sennrich 2019."""
+    rope: Callable[[Tensor, Tensor], None]
+    """(qk [T, H + G, D], turns [T, D / 2, 2]) rotates in place; Su et al. 2021.
+
+    Neighbours (2i, 2i + 1) form a pair; `turns` holds cosine and sine of the pair's angle.
+    """
+    kv_write: Callable[[Tensor, Tensor, Tensor], None]
+    """(cache [blocks, block, 2 G, D], kv [T, 2 G, D], slots [T]): slot = block * size + offset."""
+    attention: Callable[[Tensor, Tensor, Tensor, AttentionGroup], Tensor]
+    """(q [T, H, D], kv [T, 2 G, D], cache, group) -> [T, H * D]; rows of the group alone."""
+    silu_mul: Callable[[Tensor], Tensor]
+    """gate_up [T, 2 F] -> silu(gate) * up, [T, F]; Shazeer 2020."""
+    pack: Callable[[Tensor], Linear]
+    """A weight [out, in] made ready once."""
+
+
+_SETS = {
+    "reference": "kernels.reference",
+    "torch": "kernels.cpu",
+    "torch-int8": "kernels.cpu.int8",
+    "torch-tiled": "kernels.cpu.tiled",
+}
+
+
+class UnknownKernelsError(ValueError):
+    """No set of that name."""
+
+
+def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) -> str:
+    """Name of the set that serves a device ("cpu", "cuda") in a number format."""
+    if device not in ("cpu", "cuda"):
+        raise UnknownKernelsError(f"no kernels for device {device!r}")
+    if dtype == "int8":
+        return "torch-int8"
+    return "torch-tiled" if deterministic else "torch"
+
+
+def load(name: str) -> Kernels:
+    """The set of a name.
+
+    Raises:
+        UnknownKernelsError: naming those that exist.
+    """
+    if name not in _SETS:
+        raise UnknownKernelsError(f"no kernels {name!r}; there are {', '.join(sorted(_SETS))}")
+    kernels: Kernels = importlib.import_module(_SETS[name]).KERNELS
+    return kernels
+
+
+def has_device(device: str) -> bool:
+    """Whether torch can use it here."""
+    return device == "cpu" or (device == "cuda" and torch.cuda.is_available())

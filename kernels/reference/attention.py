@@ -1,0 +1,36 @@
+"""Paged attention by its definition: gather, score, hide the future, weigh."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import AttentionGroup
+
+
+def kv_write(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """Store keys and values of each row in its slot."""
+    block_size = cache.shape[1]
+    for row, slot in enumerate(slots.tolist()):
+        cache[slot // block_size, slot % block_size] = kv[row]
+
+
+def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v for each row and head; keys and values come from the cache.
+
+    Causal by positions: the mask of the group is not looked at.
+    """
+    rows, heads, dim = q.shape
+    kv_heads = kv.shape[1] // 2
+    rows_each = rows // len(group.starts)
+    out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
+    for index, start in enumerate(group.starts):
+        history = cache[group.block_tables[index]].flatten(0, 1)
+        for step in range(rows_each):
+            row = index * rows_each + step
+            seen = history[: start + step + 1].float()
+            for head in range(heads):
+                shared = head // (heads // kv_heads)
+                scores = seen[:, shared] @ q[row, head].float() / math.sqrt(dim)
+                out[row, head] = scores.softmax(-1) @ seen[:, kv_heads + shared]
+    return out.flatten(1)

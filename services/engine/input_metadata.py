@@ -1,0 +1,177 @@
+"""One round's tensors: which rows, positions and slots, who attends together, which rows draw.
+
+Rows of sequences that compute one position come first, so they attend in one call; the order in
+which tokens are drawn stays the batch's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import AttentionGroup
+from services.engine.runner import SequenceMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows whose prediction of a known prompt token is wanted, of one sequence."""
+
+    seq_id: int
+    rows: Tensor
+    targets: Tensor
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputMetadata:
+    """Everything the model reads in one round; T rows."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    positions: Tensor
+    """[T] int64."""
+    slots: Tensor
+    """[T] int64: block * block_size + offset."""
+    groups: tuple[AttentionGroup, ...]
+    sampled_rows: Tensor
+    """[sampled] int64, in the batch's order."""
+    prompt_rows: tuple[PromptRows, ...]
+
+
+def build_input(
+    batch: Sequence[SequenceMetadata],
+    previous_tokens: Tensor | None,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> InputMetadata:
+    """Lay out one round.
+
+    Args:
+        previous_tokens: tokens of the round before, one a row, for sequences with `prev_row`.
+        dtype: of the scores' mask.
+    """
+    order = sorted(range(len(batch)), key=lambda index: batch[index].seqlen_q > 1)
+    ordered = [batch[index] for index in order]
+    first_row = _first_rows(ordered)
+    tokens = [token for seq in ordered for token in seq.token_ids]
+    positions = [p for seq in ordered for p in range(seq.start, seq.seqlen_k)]
+    slots = [
+        seq.block_table[p // block_size] * block_size + p % block_size
+        for seq in ordered
+        for p in range(seq.start, seq.seqlen_k)
+    ]
+    last_row = {id(seq): row + seq.seqlen_q - 1 for seq, row in zip(ordered, first_row, strict=True)}
+    token_ids = torch.tensor(tokens, dtype=torch.long).to(device)
+    _fill_previous(token_ids, ordered, last_row, previous_tokens)
+    sampled = [last_row[id(seq)] for seq in batch if seq.sample]
+    return InputMetadata(
+        token_ids=token_ids,
+        positions=torch.tensor(positions, dtype=torch.long).to(device),
+        slots=torch.tensor(slots, dtype=torch.long).to(device),
+        groups=tuple(_groups(ordered, first_row, block_size, dtype, device)),
+        sampled_rows=torch.tensor(sampled, dtype=torch.long).to(device),
+        prompt_rows=tuple(_prompt_rows(ordered, first_row, device)),
+    )
+
+
+def _first_rows(ordered: Sequence[SequenceMetadata]) -> list[int]:
+    rows, at = [], 0
+    for seq in ordered:
+        rows.append(at)
+        at += seq.seqlen_q
+    return rows
+
+
+def _fill_previous(
+    token_ids: Tensor,
+    ordered: Sequence[SequenceMetadata],
+    last_row: dict[int, int],
+    previous_tokens: Tensor | None,
+) -> None:
+    """Inputs that were drawn a round ago never pass through the host."""
+    waiting = [seq for seq in ordered if seq.prev_row is not None]
+    if not waiting:
+        return
+    if previous_tokens is None:
+        raise ValueError("a sequence names a row of the previous round, but there was none")
+    rows = torch.tensor([last_row[id(seq)] for seq in waiting]).to(token_ids.device)
+    source = torch.tensor([seq.prev_row for seq in waiting]).to(token_ids.device)
+    token_ids[rows] = previous_tokens[source]
+
+
+def _groups(
+    ordered: Sequence[SequenceMetadata],
+    first_row: Sequence[int],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[AttentionGroup]:
+    single = [seq for seq in ordered if seq.seqlen_q == 1]
+    groups = [_decode_group(single, block_size, dtype, device)] if single else []
+    for seq, row in zip(ordered[len(single) :], first_row[len(single) :], strict=True):
+        groups.append(_prefill_group(seq, row, block_size, dtype, device))
+    return groups
+
+
+def _decode_group(
+    seqs: Sequence[SequenceMetadata], block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionGroup:
+    counts = [-(-seq.seqlen_k // block_size) for seq in seqs]
+    width = max(counts)
+    tables = [
+        seq.block_table[:count] + (0,) * (width - count)
+        for seq, count in zip(seqs, counts, strict=True)
+    ]
+    lengths = torch.tensor([seq.seqlen_k for seq in seqs])
+    hidden = torch.arange(width * block_size) >= lengths.unsqueeze(1)
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return AttentionGroup(
+        rows=slice(0, len(seqs)),
+        starts=tuple(seq.start for seq in seqs),
+        block_tables=torch.tensor(tables, dtype=torch.long).to(device),
+        mask=mask[:, None, None].to(device),
+        causal=False,
+    )
+
+
+def _prefill_group(
+    seq: SequenceMetadata, row: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionGroup:
+    count = -(-seq.seqlen_k // block_size)
+    mask = None
+    if seq.start:
+        causal = torch.full((seq.seqlen_q, seq.seqlen_k), float("-inf"), dtype=dtype)
+        mask = causal.triu_(seq.start + 1).to(device)
+    return AttentionGroup(
+        rows=slice(row, row + seq.seqlen_q),
+        starts=(seq.start,),
+        block_tables=torch.tensor([seq.block_table[:count]], dtype=torch.long).to(device),
+        mask=mask,
+        causal=seq.start == 0,
+    )
+
+
+def _prompt_rows(
+    ordered: Sequence[SequenceMetadata], first_row: Sequence[int], device: torch.device
+) -> list[PromptRows]:
+    found = []
+    for seq, row in zip(ordered, first_row, strict=True):
+        if seq.prompt_logprobs_from is None:
+            continue
+        skip = seq.prompt_logprobs_from - seq.start
+        targets = list(seq.token_ids[skip + 1 :])
+        if seq.next_prompt_token is not None:
+            targets.append(seq.next_prompt_token)
+        rows = torch.arange(row + skip, row + skip + len(targets))
+        found.append(
+            PromptRows(
+                seq_id=seq.seq_id,
+                rows=rows.to(device),
+                targets=torch.tensor(targets, dtype=torch.long).to(device),
+                top=seq.num_prompt_top_logprobs,
+            )
+        )
+    return found
