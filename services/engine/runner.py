@@ -88,6 +88,8 @@ class SamplerOutput:
     """Pairs of seq_id and the entries of the prompt positions asked for in this round."""
     nan_rows: tuple[int, ...] = ()
     """Rows whose logits were not finite: their requests end with DATA_LOSS."""
+    empty_rows: tuple[int, ...] = ()
+    """Rows whose masks leave no token: their requests end with FAILED_PRECONDITION."""
 
 
 @dataclass(frozen=True, slots=True)
