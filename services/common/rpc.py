@@ -1,8 +1,10 @@
 """gRPC as the fleet uses it: limits and keepalive on both sides, TLS, membership, error edges."""
 
+import contextlib
 import hmac
+import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ MAX_SEND_BYTES = 4 * 1024 * 1024
 TOKEN_KEY = "inferfleet-fleet-token"
 REQUEST_ID_KEY = "inferfleet-request-id"
 ENGINE_ID_KEY = "inferfleet-engine-id"
+TRACE_ID_KEY = "inferfleet-trace-id"
 # gRPC reports an absent deadline as one that lies centuries ahead.
 _NO_DEADLINE_S = 10 * 365 * 86400
 
@@ -87,8 +90,11 @@ class Membership:
         credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
         return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
 
-    def bind(self, server: grpc.aio.Server, address: str) -> int:
+    def bind(self, server: grpc.aio.Server, address: str, *, members_only: bool = True) -> int:
         """Listen on host:port (port 0: a free one) and return the port.
+
+        Args:
+            members_only: with TLS, demand a certificate of the caller as well.
 
         Raises:
             ConfigError: the port cannot be had.
@@ -99,7 +105,9 @@ class Membership:
             else:
                 pair = [(self.key or b"", self.cert or b"")]
                 credentials = grpc.ssl_server_credentials(
-                    pair, root_certificates=self.ca, require_client_auth=True
+                    pair,
+                    root_certificates=self.ca if members_only else None,
+                    require_client_auth=members_only,
                 )
                 port = server.add_secure_port(address, credentials)
         except RuntimeError as error:
@@ -200,10 +208,19 @@ def _guarded(handler: Any, method: str) -> Any:
         except Exception as error:
             await _abort(context, error, method)
 
-    async def stream(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    async def stream(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        # Writes by itself instead of yielding: a caller that leaves then ends the handler's own
+        # generator at once, not when the garbage collector finds it.
         try:
-            async for message in inner(request_of(raw), context):
-                yield message
+            messages = inner(request_of(raw), context)
+            if inspect.isawaitable(messages):
+                await messages
+                return
+            async with contextlib.AsyncExitStack() as stack:
+                if isinstance(messages, AsyncGenerator):
+                    await stack.enter_async_context(contextlib.aclosing(messages))
+                async for message in messages:
+                    await context.write(message)
         except Exception as error:
             await _abort(context, error, method)
 

@@ -1,0 +1,39 @@
+"""What an engine process is told at start: the core's keys and those of its front."""
+
+from dataclasses import dataclass
+
+from services.common.config import setting
+from services.common.service_config import ServiceConfig
+from services.engine.config import EngineConfig
+
+
+@dataclass(frozen=True)
+class FrontConfig(EngineConfig, ServiceConfig):
+    """Keys of `python -m services.engine`."""
+
+    engine_id: str = setting("", "name of this engine in the fleet; default: generated")
+    etcd: str = setting(
+        "", "host:port,… of the etcd to register in; empty: the engine is not announced"
+    )
+    kvcache: str = setting(
+        "", "host:port of the KV-cache service that learns which blocks are held; empty: none"
+    )
+    public: bool = setting(
+        False, "also serve inferfleet.v1.Inference, for a single engine without a gateway"
+    )
+    public_port: int = setting(
+        0, "port of the public service; 0 takes a free one", low=0, high=65535
+    )
+    stream_buffer_tokens: int = setting(
+        4096,
+        "kept for a reader that has stopped reading; then its stream ends with RESOURCE_EXHAUSTED",
+        unit="tokens",
+        low=1,
+    )
+    stall_s: float = setting(
+        60.0,
+        "health turns NOT_SERVING when a core with work has not finished a round for this long "
+        "(or 10 times its longest round, if that is more)",
+        unit="seconds",
+        low=1,
+    )

@@ -1,0 +1,111 @@
+"""The engine's own entry in the fleet's registry: what it is, under its lease in etcd."""
+
+import dataclasses
+import re
+import secrets
+
+from google.protobuf import json_format
+
+from inferfleet.internal.v1 import engine_pb2
+from services.common.config import ConfigError
+from services.common.etcd import Etcd
+from services.common.registry import ENGINES_PREFIX, Registration
+from services.common.text import TextAssets
+from services.engine.front_config import FrontConfig
+from services.engine.load_report import LoadBoard
+from services.engine.messages import CoreReady
+
+_ENGINE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def engine_id_of(config: FrontConfig) -> str:
+    """The configured name, or a new one.
+
+    Raises:
+        ConfigError: the name cannot be a part of a key.
+    """
+    if not config.engine_id:
+        return f"engine-{secrets.token_hex(4)}"
+    if not _ENGINE_ID.fullmatch(config.engine_id):
+        raise ConfigError(
+            f"engine_id: letters, digits, '.', '_' and '-', at most 64; got {config.engine_id!r}"
+        )
+    return config.engine_id
+
+
+def engine_info(
+    config: FrontConfig,
+    ready: CoreReady,
+    assets: TextAssets,
+    *,
+    engine_id: str,
+    epoch_ms: int,
+    address: str,
+) -> engine_pb2.EngineInfo:
+    """What GetInfo answers and the registry holds."""
+    return engine_pb2.EngineInfo(
+        engine_id=engine_id,
+        epoch_ms=epoch_ms,
+        address=address,
+        model=ready.model,
+        model_revision=ready.model_revision,
+        hash_namespace=ready.hash_namespace,
+        numerics_id=ready.numerics_id,
+        block_size=ready.block_size,
+        num_blocks=ready.num_blocks,
+        max_model_len=ready.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        vocab_size=ready.vocab_size,
+        tokenizer_digest=assets.digest,
+        dtype=config.dtype,
+        deterministic=config.deterministic,
+        role="both",
+        eos_token_ids=ready.eos_token_ids,
+    )
+
+
+@dataclasses.dataclass
+class RegistryEntry:
+    """Keeps the engine's key for ever; does nothing without an etcd."""
+
+    info: engine_pb2.EngineInfo
+    board: LoadBoard
+    etcd: Etcd | None = None
+    registration: Registration | None = None
+
+    async def start(self, endpoints: str) -> None:
+        """Begin to register; returns at once, also with etcd away.
+
+        Raises:
+            ConfigError: an endpoint is not host:port.
+        """
+        names = [name.strip() for name in endpoints.split(",") if name.strip()]
+        if not names:
+            return
+        try:
+            self.etcd = Etcd(names)
+        except ValueError as error:
+            raise ConfigError(f"etcd: {error}") from error
+        key = ENGINES_PREFIX + self.info.engine_id
+        self.registration = Registration(self.etcd, key, self.value)
+        await self.registration.start()
+
+    def value(self) -> bytes:
+        """The entry of this moment, as proto JSON."""
+        self.info.draining = self.board.draining
+        text = json_format.MessageToJson(self.info, preserving_proto_field_name=True, indent=None)
+        return text.encode()
+
+    async def refresh(self) -> None:
+        """The drain flag changed."""
+        if self.registration is not None:
+            await self.registration.refresh()
+
+    async def stop(self) -> None:
+        """Take the entry out; idempotent."""
+        registration, self.registration = self.registration, None
+        etcd, self.etcd = self.etcd, None
+        if registration is not None:
+            await registration.stop()
+        if etcd is not None:
+            await etcd.close()

@@ -1,0 +1,259 @@
+"""The front process: starts the core, then the services that stand before it; ends in reverse."""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import grpc
+from grpc_health.v1 import health
+
+from inferfleet.internal.v1 import engine_pb2_grpc
+from inferfleet.v1 import inference_pb2_grpc
+from services.common import rpc, telemetry
+from services.common.config import ConfigError
+from services.common.lifecycle import write_ready
+from services.common.metrics import MetricsServer
+from services.common.text import TextAssets, Tokenizer
+from services.common.text.byte_level import byte_assets
+from services.engine.core_client import CoreClient
+from services.engine.core_link import CoreDiedError
+from services.engine.front import Front
+from services.engine.front_config import FrontConfig
+from services.engine.front_metrics import FrontMetrics
+from services.engine.front_spans import FrontSpans
+from services.engine.kv_events import KvEventLog, KvEventPublisher, NoKvEvents
+from services.engine.load_report import LoadBoard
+from services.engine.loader import load_text_assets
+from services.engine.messages import CoreReady, SendSnapshot
+from services.engine.models.config import ModelFileError
+from services.engine.public_servicer import PublicServicer
+from services.engine.registration import RegistryEntry, engine_id_of, engine_info
+from services.engine.request_translation import ModelFacts
+from services.engine.servicer import EngineServicer, RunCall
+
+log = logging.getLogger(__name__)
+ENGINE_SERVICE = "inferfleet.internal.v1.Engine"
+PUBLIC_SERVICE = "inferfleet.v1.Inference"
+_HEALTH_INTERVAL_S = 0.25
+_LAST_WORDS_S = 2.0
+
+
+class EngineServer:
+    """An engine's life, as `lifecycle.run` leads it."""
+
+    def __init__(self, config: FrontConfig, core: CoreClient, tracing: telemetry.Telemetry) -> None:
+        self._config = config
+        self._core = core
+        self._tracing = tracing
+        self._engine_id = engine_id_of(config)
+        self._membership = rpc.Membership.from_config(config)
+        self._metrics = FrontMetrics()
+        self._board = LoadBoard(
+            self._engine_id, epoch_ms=int(time.time() * 1000), stall_s=config.stall_s
+        )
+        self._exit = contextlib.AsyncExitStack()
+        self._front: Front | None = None
+        self._entry: RegistryEntry | None = None
+        self._healths: list[tuple[health.aio.HealthServicer, str]] = []
+        self.address = ""
+        self.public_address = ""
+        self.metrics_address = ""
+
+    async def start(self) -> None:
+        """Load, then listen, then announce.
+
+        Raises:
+            ConfigError: a key cannot be used; the core said why it could not start.
+        """
+        self._exit.callback(self._tracing.close)
+        assets = await asyncio.to_thread(_assets, self._config)
+        tokenizer = await asyncio.to_thread(Tokenizer, assets)
+        ready = await self._start_core()
+        await self._start_services(ready, assets, tokenizer)
+        write_ready(
+            self._config.ready_file,
+            service="engine",
+            address=self.address,
+            metrics_address=self.metrics_address,
+        )
+        log.info("engine %s serves %s on %s", self._engine_id, ready.model, self.address)
+
+    async def drain(self) -> None:
+        """Refuse new work; streams end, or are ended when the grace is over."""
+        if self._front is None:
+            return
+        await self._board.set_draining()
+        await self._tell_health()
+        if self._entry is not None:
+            await self._entry.refresh()
+        ended, aborted = await self._front.drain(self._config.drain_grace_s)
+        log.info("drained: %d streams ended by themselves, %d were ended", ended, aborted)
+        await self._front.wait_closed(_LAST_WORDS_S)
+
+    async def stop(self) -> None:
+        """Free everything in reverse order."""
+        if self._front is not None:
+            self._front.closing()
+        await self._exit.aclose()
+
+    async def failed(self) -> str:
+        """The core's last words, after every stream has got its end."""
+        assert self._front is not None, "not started"
+        reason = await self._front.core_failure
+        await self._tell_health()
+        await self._front.wait_closed(_LAST_WORDS_S)
+        return reason
+
+    async def _start_core(self) -> CoreReady:
+        log.info("loading %s", self._config.model or "the default model")
+        self._exit.push_async_callback(self._core.stop)
+        try:
+            ready = await self._core.start(self._config)
+        except CoreDiedError as error:
+            raise ConfigError(f"the core did not start: {error}") from error
+        log.info(
+            "loaded %s in %.1f s: weights %.0f MiB; %d blocks of %d tokens, %.0f MiB; "
+            "longest request %d tokens",
+            ready.model,
+            ready.load_s,
+            ready.weights_bytes / 2**20,
+            ready.num_blocks,
+            ready.block_size,
+            ready.kv_bytes / 2**20,
+            ready.max_model_len,
+        )
+        return ready
+
+    async def _start_services(
+        self, ready: CoreReady, assets: TextAssets, tokenizer: Tokenizer
+    ) -> None:
+        config, engine_id, board = self._config, self._engine_id, self._board
+        facts = ModelFacts(
+            model=ready.model,
+            model_revision=ready.model_revision,
+            numerics_id=ready.numerics_id,
+            vocab_size=ready.vocab_size,
+            max_model_len=ready.max_model_len,
+            engine_id=engine_id,
+        )
+        self._metrics.ready(ready)
+        self._front = front = Front(
+            self._core,
+            facts,
+            tokenizer,
+            board,
+            self._metrics,
+            self._kv_events(),
+            max_open=config.max_num_seqs + config.max_waiting,
+            buffer_tokens=config.stream_buffer_tokens,
+        )
+        self._background(front.pump(), "pump")
+        run = RunCall(front, FrontSpans(self._tracing.tracer, facts))
+        server, self.address = self._bind(config.port, ENGINE_SERVICE, self._membership)
+        info = engine_info(
+            config,
+            ready,
+            assets,
+            engine_id=engine_id,
+            epoch_ms=board.epoch_ms,
+            address=config.advertise or self.address,
+        )
+        servicer = EngineServicer(front, run, info, assets)
+        engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)
+        await self._listen(server)
+        if config.public:
+            await self._start_public(PublicServicer(run, facts, assets, tokenizer))
+        self._start_metrics()
+        await self._tell_health()
+        self._background(self._watch_health(), "health")
+        self._entry = RegistryEntry(info, board)
+        self._exit.push_async_callback(self._entry.stop)
+        await self._entry.start(config.etcd)
+
+    async def _start_public(self, servicer: PublicServicer) -> None:
+        server, self.public_address = self._bind(self._config.public_port, PUBLIC_SERVICE, None)
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+        await self._listen(server)
+        log.info("public service on %s", self.public_address)
+
+    def _bind(
+        self, port: int, service: str, members: rpc.Membership | None
+    ) -> tuple[grpc.aio.Server, str]:
+        host = self._config.host
+        server = rpc.make_server(membership=members)
+        chosen = self._membership.bind(server, f"{host}:{port}", members_only=members is not None)
+        self._healths.append((rpc.add_health_and_reflection(server, [service]), service))
+        return server, f"{host}:{chosen}"
+
+    async def _listen(self, server: grpc.aio.Server) -> None:
+        await server.start()
+        self._exit.push_async_callback(server.stop, 1.0)
+
+    def _start_metrics(self) -> None:
+        server = MetricsServer(self._metrics.registry, lambda: self._serving)
+        self.metrics_address = server.start(self._config.host, self._config.metrics_port)
+        self._exit.callback(server.stop)
+
+    def _kv_events(self) -> KvEventPublisher | NoKvEvents:
+        if not self._config.kvcache:
+            return NoKvEvents()
+        publisher = KvEventPublisher(
+            self._config.kvcache,
+            self._membership,
+            KvEventLog(self._engine_id, self._board.epoch_ms),
+            ask_core=lambda: self._core.send([SendSnapshot()]),
+        )
+        publisher.start()
+        self._exit.push_async_callback(publisher.stop)
+        return publisher
+
+    @property
+    def _serving(self) -> bool:
+        front = self._front
+        alive = front is not None and not front.core_failure.done()
+        return alive and not self._board.draining and not self._board.stalled
+
+    async def _tell_health(self) -> None:
+        for servicer, name in self._healths:
+            await rpc.set_health(servicer, [name], serving=self._serving)
+
+    async def _watch_health(self) -> None:
+        """Health follows the core's progress and a drain by anyone."""
+        told = self._serving, self._board.draining
+        while True:
+            await asyncio.sleep(_HEALTH_INTERVAL_S)
+            now = self._serving, self._board.draining
+            if now != told:
+                log.info("health: %s", "serving" if now[0] else "not serving")
+                await self._tell_health()
+                if self._entry is not None:
+                    await self._entry.refresh()
+            told = now
+
+    def _background(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._crashed)
+        self._exit.push_async_callback(_cancelled, task)
+
+    def _crashed(self, task: "asyncio.Task[None]") -> None:
+        """A part that the engine cannot do without has failed: end, to be started again."""
+        if task.cancelled() or task.exception() is None:
+            return
+        log.critical("%s failed", task.get_name(), exc_info=task.exception())
+        if self._front is not None:
+            self._front.core_died(f"{task.get_name()} failed")
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _assets(config: FrontConfig) -> TextAssets:
+    if config.simulate:
+        return byte_assets()
+    try:
+        return load_text_assets(config.model)
+    except ModelFileError as error:
+        raise ConfigError(str(error)) from error
