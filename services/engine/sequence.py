@@ -1,0 +1,166 @@
+"""What one request keeps across rounds: `Request` (shared by its choices) and `Sequence`.
+
+One quantity drives scheduling: `num_computed` catches up with the number of tokens. Prefill, a
+chunk of it, decode, recompute after a preemption and a stream carried on are the same case.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from services.common.block_hash import BlockHash
+from services.engine.messages import TokenLogprobs
+from services.engine.runner import SequenceMetadata
+from services.engine.sampling_params import SamplingParams
+
+__all__ = ["Request", "Sequence", "SequenceMetadata", "SequenceStatus"]
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is in its life; the last four are final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED_STOPPED = "stopped"
+    FINISHED_LENGTH = "length"
+    FINISHED_ABORTED = "aborted"
+    FINISHED_FAILED = "failed"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One request: what its choices share. Owned by the engine, dropped with its last block."""
+
+    key: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrival: int
+    """Running number: the order of arrival."""
+    root_hash: BlockHash
+    end_ids: frozenset[int]
+    """The model's end tokens, unless ignored."""
+    priority: int = 0
+    deadline_unix_s: float | None = None
+    max_length: int = 0
+    """Prompt plus output: no choice grows past it."""
+    choices: list["Sequence"] = field(default_factory=list)
+    open_choices: int = 0
+    """Choices that have not ended."""
+    unreleased_choices: int = 0
+    """Choices that have not given back all blocks."""
+    admitted: bool = False
+    num_cached_tokens: int = 0
+    """Of the first admission: prompt tokens that were not computed for this request."""
+
+    @property
+    def end_and_stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a choice, in rising order."""
+        return tuple(sorted(self.end_ids.union(self.params.stop_token_ids)))
+
+
+class Sequence:
+    """One choice of a request. Written by the scheduler and the engine's post-processing only."""
+
+    __slots__ = (
+        "admissions",
+        "block_table",
+        "blocked_at",
+        "capacity",
+        "choice",
+        "fork_of",
+        "hashes",
+        "inflight",
+        "inflight_row",
+        "last_step",
+        "max_length",
+        "num_computed",
+        "num_emitted",
+        "num_prompt",
+        "num_registered",
+        "order",
+        "passed_over",
+        "prompt_computed",
+        "prompt_logprobs",
+        "prompt_logprobs_next",
+        "request",
+        "seq_id",
+        "status",
+        "tokens",
+    )
+
+    def __init__(
+        self, seq_id: int, request: Request, choice: int, continued: tuple[int, ...] = ()
+    ) -> None:
+        self.seq_id = seq_id
+        self.order: tuple[int, ...] = ()
+        """Rank among all sequences, the lowest first; given by the policy."""
+        self.request = request
+        self.choice = choice
+        self.tokens = [*request.prompt, *continued]
+        """Known tokens: prompt, continued and accepted ones."""
+        self.num_prompt = len(request.prompt)
+        self.num_emitted = len(self.tokens)
+        """Tokens that need no telling any more."""
+        self.max_length = request.max_length
+        self.status = SequenceStatus.WAITING
+        self.num_computed = 0
+        """Positions submitted: their keys and values are written, or will be by launched rounds."""
+        self.inflight = 0
+        """Tokens sampled by a launched round whose outcome is not collected: 0 or 1."""
+        self.inflight_row = 0
+        """Row of that token in its round's SamplerOutput."""
+        self.last_step = 0
+        """Last round launched with this sequence in it: it may write until that is collected."""
+        self.block_table: tuple[int, ...] = ()
+        self.capacity = 0
+        """Positions that the block table holds."""
+        self.hashes: list[BlockHash] = []
+        """Of the full blocks of `tokens`, as far as anybody asked."""
+        self.num_registered = 0
+        """Leading blocks of the table that the prefix map knows."""
+        self.fork_of: Sequence | None = None
+        """The choice whose prompt blocks this one shares once they are computed."""
+        self.prompt_computed = False
+        """All of the prompt was submitted once."""
+        self.admissions = 0
+        self.passed_over = 0
+        """Later sequences admitted while this one could not get its blocks."""
+        self.blocked_at = -1
+        """Version of the block manager at which this one did not fit."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        wanted = request.params.prompt_logprobs and not continued
+        self.prompt_logprobs_next = 0 if wanted else self.num_prompt
+        """First prompt position whose prediction is still to be asked for."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.status not in (SequenceStatus.WAITING, SequenceStatus.RUNNING)
+
+    @property
+    def num_output(self) -> int:
+        """Generated tokens that are known, continued ones included."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def remaining(self) -> int:
+        """Positions still to be submitted, a token in flight included."""
+        return len(self.tokens) + self.inflight - self.num_computed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether a prompt position has still to be computed for its prediction."""
+        return self.prompt_logprobs_next < self.num_prompt - 1
+
+    def take_blocks(self, table: tuple[int, ...], block_size: int) -> None:
+        """Hold these blocks."""
+        self.block_table = table
+        self.capacity = len(table) * block_size
+
+    def reset_for_recompute(self) -> None:
+        """Back to the queue without blocks; a token in flight stays expected."""
+        self.status = SequenceStatus.WAITING
+        self.block_table = ()
+        self.capacity = 0
+        self.num_computed = 0
+        self.num_registered = 0
+        self.blocked_at = -1
