@@ -65,6 +65,9 @@ class Kernels:
     """(q [T, H, D], kv [T, 2 G, D], cache, group) -> [T, H * D]; rows of the group alone."""
     silu_mul: Callable[[Tensor], Tensor]
     """gate_up [T, 2 F] -> silu(gate) * up, [T, F]; Shazeer 2020."""
+    sample: Callable[[Tensor, Tensor], Tensor]
+    """(scores [R, V] float32, keys [R, 2] int32) -> [R] int64: the arg-max of score plus Gumbel
+    noise, which is a draw from softmax(scores). Noise is a hash of key and token id."""
     pack: Callable[[Tensor], Linear]
     """A weight [out, in] made ready once."""
 
@@ -72,32 +75,36 @@ class Kernels:
 _SETS = {
     "reference": "kernels.reference",
     "torch": "kernels.cpu",
-    "torch-int8": "kernels.cpu.int8",
-    "torch-tiled": "kernels.cpu.tiled",
 }
 
 
-class UnknownKernelsError(ValueError):
-    """No set of that name."""
+class UnsupportedError(ValueError):
+    """No set of kernels does that."""
 
 
 def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) -> str:
-    """Name of the set that serves a device ("cpu", "cuda") in a number format."""
+    """Name of the set that serves a device ("cpu", "cuda") in a number format.
+
+    Raises:
+        UnsupportedError: naming the key that cannot be met.
+    """
     if device not in ("cpu", "cuda"):
-        raise UnknownKernelsError(f"no kernels for device {device!r}")
+        raise UnsupportedError(f"device={device}: there are no kernels for it")
     if dtype == "int8":
-        return "torch-int8"
-    return "torch-tiled" if deterministic else "torch"
+        raise UnsupportedError("dtype=int8: there are no kernels for it")
+    if deterministic:
+        raise UnsupportedError("deterministic=true: there are no kernels for it")
+    return "torch"
 
 
 def load(name: str) -> Kernels:
     """The set of a name.
 
     Raises:
-        UnknownKernelsError: naming those that exist.
+        UnsupportedError: naming those that exist.
     """
     if name not in _SETS:
-        raise UnknownKernelsError(f"no kernels {name!r}; there are {', '.join(sorted(_SETS))}")
+        raise UnsupportedError(f"no kernels {name!r}; there are {', '.join(sorted(_SETS))}")
     kernels: Kernels = importlib.import_module(_SETS[name]).KERNELS
     return kernels
 

@@ -5,6 +5,7 @@ Written for CPUs; the same calls serve a GPU until kernels of its own are chosen
 
 from kernels.cpu.attention import attention, kv_write
 from kernels.cpu.layers import DenseLinear, rms_norm, rope, silu_mul
+from kernels.cpu.sample import sample
 from kernels.dispatch import Kernels
 
 KERNELS = Kernels(
@@ -14,5 +15,6 @@ KERNELS = Kernels(
     kv_write=kv_write,
     attention=attention,
     silu_mul=silu_mul,
+    sample=sample,
     pack=DenseLinear,
 )

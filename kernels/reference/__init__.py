@@ -3,6 +3,7 @@
 from kernels.dispatch import Kernels
 from kernels.reference.attention import attention, kv_write
 from kernels.reference.layers import PlainLinear, rms_norm, rope, silu_mul
+from kernels.reference.sample import sample
 
 KERNELS = Kernels(
     name="reference",
@@ -11,5 +12,6 @@ KERNELS = Kernels(
     kv_write=kv_write,
     attention=attention,
     silu_mul=silu_mul,
+    sample=sample,
     pack=PlainLinear,
 )

@@ -1,0 +1,258 @@
+"""`ModelRunner`: the torch side of an engine; owns weights, block tensors and the device."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels import dispatch
+from services.common.config import ConfigError
+from services.engine.config import EngineConfig
+from services.engine.input_metadata import InputMetadata, PromptRows, build_input
+from services.engine.loader import ModelSource, load_model
+from services.engine.memory import free_bytes, peak_bytes
+from services.engine.models.llama import LlamaModel
+from services.engine.numerics import Numerics, hardware_name
+from services.engine.runner import (
+    RunnerInfo,
+    SampledToken,
+    SamplerOutput,
+    SamplingRow,
+    SequenceMetadata,
+)
+from services.engine.sampler import Sampler, token_logprobs
+from services.engine.sampling_inputs import build_sampling
+from services.engine.sampling_params import SamplingParams
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,
+}
+PROMPT_LOGPROB_ROWS = 64
+"""Rows of a prompt whose logits exist at one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What a forward leaves for the sampler."""
+
+    logits: Tensor
+    """[sampled, vocabulary] float32."""
+    prompt: tuple[tuple[int, tuple[SampledToken, ...]], ...]
+
+
+class ModelRunner:
+    """Serves `services.engine.runner.Runner` with torch; loads the model when constructed."""
+
+    def __init__(self, config: EngineConfig, source: ModelSource | None = None) -> None:
+        """Load the model.
+
+        Args:
+            source: an already loaded model instead of `config.model`.
+
+        Raises:
+            ModelFileError: files that cannot be served.
+            ConfigError: a device or number format that does not work here.
+        """
+        started = time.perf_counter()
+        self._device = _device(config)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        source = source or load_model(config.model)
+        self._config = source.config
+        self._block_size = config.block_size
+        self._dtype = _DTYPES[config.dtype]
+        kernels = _kernels(config, self._device)
+        self._model = LlamaModel(
+            source.config,
+            source.weights,
+            kernels,
+            dtype=self._dtype,
+            device=self._device,
+            max_positions=_max_len(config, source),
+        )
+        self._sampler = Sampler(kernels, one_by_one=config.deterministic)
+        self._caches: list[Tensor] = []
+        self._info = self._describe(config, source, kernels.name, started)
+
+    def describe(self) -> RunnerInfo:
+        """See Runner."""
+        return self._info
+
+    @torch.inference_mode()
+    def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+        """See Runner: the round has as many rows and draws as any, on blocks that go again."""
+        length = min(max_num_batched_tokens, self._info.max_model_len)
+        batch, blocks = _largest_round(
+            max_num_batched_tokens, max_num_seqs, length, self._block_size
+        )
+        row = SamplingRow(SamplingParams(top_p=0.9), seed=0, choice=0, position=length)
+
+        def largest() -> None:
+            hidden = self.execute_main_model(0, batch, None)
+            self.execute_sample(0, hidden, [row] * sum(seq.sample for seq in batch))
+
+        self.allocate(blocks)
+        try:
+            peak = peak_bytes(self._device, largest)
+        finally:
+            self._caches = []
+        return max(0, free_bytes(self._device) - peak)
+
+    @torch.inference_mode()
+    def allocate(self, num_blocks: int) -> None:
+        """See Runner."""
+        config = self._config
+        shape = (num_blocks, self._block_size, 2 * config.num_kv_heads, config.head_dim)
+        self._caches = [
+            torch.zeros(shape, dtype=self._dtype, device=self._device)
+            for _ in range(config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def execute_main_model(
+        self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
+    ) -> object:
+        """See Runner; the head runs here, so that logits are ready when masks are."""
+        drawn = previous.device_tokens if previous else None
+        data = build_input(
+            batch,
+            drawn if isinstance(drawn, Tensor) else None,
+            self._block_size,
+            self._dtype,
+            self._device,
+        )
+        hidden = self._model.forward(data, self._caches)
+        logits = self._model.logits(hidden.index_select(0, data.sampled_rows))
+        return Hidden(logits, self._prompt_logprobs(hidden, data))
+
+    @torch.inference_mode()
+    def execute_sample(
+        self, step: int, hidden: object, rows: Sequence[SamplingRow]
+    ) -> SamplerOutput:
+        """See Runner."""
+        if not isinstance(hidden, Hidden):
+            raise TypeError(f"expected what execute_main_model returned, got {type(hidden)}")
+        if not rows:
+            return SamplerOutput(step, (), None, hidden.prompt)
+        draw = self._sampler(hidden.logits, build_sampling(rows, self._device))
+        if draw.nan_rows:
+            self._scrub()
+        return SamplerOutput(
+            step=step,
+            tokens=draw.tokens,
+            device_tokens=draw.device_tokens,
+            prompt_logprobs=hidden.prompt,
+            nan_rows=draw.nan_rows,
+            empty_rows=draw.empty_rows,
+        )
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See Runner; all sources are read before any target is written."""
+        if not pairs:
+            return
+        sources, targets = (
+            torch.tensor(ids, device=self._device) for ids in zip(*pairs, strict=True)
+        )
+        for cache in self._caches:
+            cache.index_copy_(0, targets, cache.index_select(0, sources))
+
+    def close(self) -> None:
+        """See Runner."""
+        self._caches = []
+
+    def _prompt_logprobs(
+        self, hidden: Tensor, data: InputMetadata
+    ) -> tuple[tuple[int, tuple[SampledToken, ...]], ...]:
+        return tuple((own.seq_id, self._score(hidden, own)) for own in data.prompt_rows)
+
+    def _score(self, hidden: Tensor, own: PromptRows) -> tuple[SampledToken, ...]:
+        entries: list[SampledToken] = []
+        for at in range(0, len(own.rows), PROMPT_LOGPROB_ROWS):
+            part = slice(at, at + PROMPT_LOGPROB_ROWS)
+            logits = self._model.logits(hidden.index_select(0, own.rows[part]))
+            entries += token_logprobs(logits, own.targets[part], own.top)
+        return tuple(entries)
+
+    def _scrub(self) -> None:
+        """Values that are not finite must not reach the next owner of a block: a masked position
+        has weight 0, and 0 times NaN is NaN."""
+        for cache in self._caches:
+            torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def _describe(
+        self, config: EngineConfig, source: ModelSource, kernels: str, started: float
+    ) -> RunnerInfo:
+        numerics = Numerics(
+            revision=source.revision,
+            dtype=config.dtype,
+            quantisation=source.quantisation,
+            kernels=kernels,
+            torch=torch.__version__,
+            hardware=hardware_name(self._device),
+            threads=torch.get_num_threads(),
+        )
+        model = source.config
+        row = 2 * model.num_kv_heads * model.head_dim * self._dtype.itemsize
+        kind = str(self._dtype).removeprefix("torch.")
+        return RunnerInfo(
+            model=config.served_name or source.name,
+            model_revision=source.revision,
+            numerics_id=numerics.numerics_id,
+            kv_layout=f"paged/{model.num_layers}x{2 * model.num_kv_heads}x{model.head_dim}/{kind}",
+            vocab_size=model.vocab_size,
+            max_model_len=_max_len(config, source),
+            eos_token_ids=source.eos_token_ids,
+            kv_bytes_per_block=row * config.block_size * model.num_layers,
+            weights_bytes=self._model.nbytes,
+            load_s=time.perf_counter() - started,
+        )
+
+
+def _device(config: EngineConfig) -> torch.device:
+    name = config.device
+    if name == "auto":
+        name = "cuda" if dispatch.has_device("cuda") else "cpu"
+    if not dispatch.has_device(name):
+        raise ConfigError(f"device={name}: torch finds no such device on this machine")
+    return torch.device(name)
+
+
+def _kernels(config: EngineConfig, device: torch.device) -> dispatch.Kernels:
+    try:
+        name = dispatch.choose(
+            device.type, dtype=config.dtype, deterministic=config.deterministic
+        )
+    except dispatch.UnsupportedError as error:
+        raise ConfigError(str(error)) from error
+    return dispatch.load(name)
+
+
+def _max_len(config: EngineConfig, source: ModelSource) -> int:
+    allowed = source.config.max_position
+    if config.max_model_len > allowed:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len}: the model has {allowed} positions"
+        )
+    return config.max_model_len or allowed
+
+
+def _largest_round(
+    tokens: int, max_seqs: int, length: int, block_size: int
+) -> tuple[list[SequenceMetadata], int]:
+    """One long prefill, the rest decodes; each with blocks of its own, and how many those are."""
+    decodes = max(0, min(max_seqs, tokens) - 1)
+    long = max(1, min(length, tokens - decodes))
+    lengths = [long] + [1] * decodes
+    batch, block = [], 1
+    for seq_id, count in enumerate(lengths):
+        blocks = -(-count // block_size)
+        table = tuple(range(block, block + blocks))
+        block += blocks
+        batch.append(SequenceMetadata(seq_id, 0, (0,) * count, None, table, sample=True))
+    return batch, block
