@@ -1,0 +1,1 @@
+"""The `inferfleet` command: client commands need grpcio alone, `up` needs the checkout."""

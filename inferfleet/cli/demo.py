@@ -1,0 +1,94 @@
+"""`inferfleet demo`, which is `make run`: a fleet, one question, where the time went, and out."""
+
+import argparse
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from inferfleet.cli.errors import CliError
+from inferfleet.cli.gateway_client import Answer, GatewayClient, chat_prompt
+from inferfleet.cli.generate import summary
+from inferfleet.cli.trace import speaks_unicode
+from inferfleet.cli.up import add_fleet_options, options_of, say, with_fleet
+from inferfleet.cli.waterfall import VERBS, chart, verbs_of
+from inferfleet.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    from inferfleet.cli.supervisor.fleet import Fleet
+
+QUESTION = "What is the capital of France?"
+MODEL_TIMEOUT_S = 30.0
+TRACE_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 300.0
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="start a fleet, ask one question, show the request's waterfall, stop",
+        description="What `make run` does: nothing is left running or lying about afterwards.",
+    )
+    parser.add_argument("question", nargs="?", default=QUESTION, metavar="QUESTION")
+    add_fleet_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    args.state_dir = args.state_dir / "demo"  # beside a fleet that `up` keeps
+    options = options_of(args)
+
+    async def ask(fleet: "Fleet") -> int:
+        return await _ask(fleet, args.question)
+
+    return asyncio.run(with_fleet(options, ask))
+
+
+async def _ask(fleet: "Fleet", question: str) -> int:
+    at = fleet.addresses
+    assert at is not None
+    say(f"\n> {question}")
+    # A thread, so that a signal can still stop the fleet; the client is the one of `generate`.
+    answer = await asyncio.to_thread(_generate, at.gateway, question)
+    say(f"\n{summary(answer)}\n")
+    trace = await _trace(fleet, answer)
+    say(chart(trace, ascii_only=not speaks_unicode()))
+    spent = verbs_of(trace)
+    say("engine: " + "  ".join(f"{verb} {spent[verb] * 1e3:.1f} ms" for verb in spent) + "\n")
+    return 0
+
+
+def _generate(address: str, question: str) -> Answer:
+    with GatewayClient(address) as client:
+        request = pb.GenerateRequest(model=_model(client), chat=chat_prompt([("user", question)]))
+        request.sampling.temperature = 0.0
+        request.stop.max_tokens = 128
+        return client.generate(request, lambda t: print(t, end="", flush=True), REQUEST_TIMEOUT_S)
+
+
+def _model(client: GatewayClient) -> str:
+    """The served model; a gateway learns of an engine a moment after it has registered."""
+    deadline = time.monotonic() + MODEL_TIMEOUT_S
+    while True:
+        try:
+            return client.default_model()
+        except CliError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+async def _trace(fleet: "Fleet", answer: Answer) -> dict[str, Any]:
+    """The whole trace, which the services send a moment after the answer."""
+    from inferfleet.cli.supervisor.trace_json import trace_json
+
+    deadline = time.monotonic() + TRACE_TIMEOUT_S
+    while True:
+        spans = fleet.traces.find(answer.trace_id)
+        names = {span.name for span in spans}
+        services = {span.service for span in spans}
+        if {*VERBS} <= names and {"gateway", "balancer", "engine"} <= services:
+            return trace_json(spans)
+        if time.monotonic() > deadline:
+            missing = sorted({*VERBS} - names) or ["a service's spans"]
+            raise CliError(f"the trace of {answer.request_id} is incomplete: no {missing[0]}")
+        await asyncio.sleep(0.05)

@@ -1,0 +1,48 @@
+"""`up --detach`: the same command in a session of its own; this one shows its start and returns."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from inferfleet.cli.supervisor.state_dir import StateDir
+
+POLL_S = 0.1
+
+
+def start_detached(state_dir: Path) -> int:
+    """Run `up` in the background; 0 once the fleet serves, else its status."""
+    state = StateDir(state_dir)
+    state.logs.mkdir(parents=True, exist_ok=True)
+    log = state.log_file("supervisor")
+    arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inferfleet.cli.main", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        return _follow(process, state, log)
+    except KeyboardInterrupt:
+        process.terminate()
+        return process.wait() or 130
+
+
+def _follow(process: "subprocess.Popen[bytes]", state: StateDir, log: Path) -> int:
+    """Echo the log until the fleet serves or the process ends."""
+    with log.open() as lines:
+        while True:
+            ended = process.poll()
+            record = state.read_record()
+            serving = record is not None and record["supervisor_pid"] == process.pid
+            print(lines.read(), end="", flush=True)
+            if ended is not None:
+                print(lines.read(), end="", flush=True)
+                return ended
+            if serving:
+                print(f"Running in the background (pid {process.pid}): inferfleet down stops it")
+                return 0
+            time.sleep(POLL_S)

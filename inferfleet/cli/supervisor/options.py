@@ -1,0 +1,134 @@
+"""What `up` was asked for, and how that becomes the command line of each service."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MODEL_KV_MEMORY = "1GiB"
+"""Plenty for the default model, and quick to allocate; other models get a share of what is free."""
+DRAIN_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """One fleet on this machine."""
+
+    state_dir: Path
+    engines: int = 2
+    model: str = ""
+    dtype: str = "float32"
+    port: int = 50051
+    http_port: int = 8080
+    settings: tuple[tuple[str, str, str], ...] = ()
+    """(service, key, value): further keys for one service, over everything chosen here."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where everything listens; chosen once, so that a restarted service comes back in place."""
+
+    gateway: str
+    http: str
+    redis: str
+    etcd: str
+    kvcache: str
+    balancer: str
+    admin: str
+    engines: tuple[str, ...]
+    otlp: str
+
+
+@dataclass(frozen=True)
+class ServicePlan:
+    """One process to keep running."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+Planner = Callable[["Options", "Addresses", Path, Mapping[str, Path]], Sequence["ServicePlan"]]
+"""(options, addresses, token file, ready file by name) → the processes, in starting order."""
+
+
+def threads_per_engine(engines: int) -> int:
+    """Cores are divided, never shared: two products that wait for each other's threads collapse."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, cores // engines)
+
+
+def kv_memory(options: Options) -> str:
+    """How much memory for blocks each engine takes."""
+    if options.model in ("", DEFAULT_MODEL):
+        return DEFAULT_MODEL_KV_MEMORY
+    return f"{0.5 / options.engines:.3f}"
+
+
+def plan(
+    options: Options, at: Addresses, token_file: Path, ready_file: Mapping[str, Path]
+) -> list[ServicePlan]:
+    """The fleet's own services, in the order in which they are started."""
+    kvcache = {**_listen(at.kvcache), "redis": f"redis://{at.redis}/0"}
+    balancer = {
+        **_listen(at.balancer),
+        "balancer-id": "balancer",
+        "etcd": at.etcd,
+        "kvcache": at.kvcache,
+        "admin-port": at.admin.rpartition(":")[2],
+    }
+    gateway = {
+        **_listen(at.gateway),
+        "http-port": at.http.rpartition(":")[2],
+        "etcd": at.etcd,
+        "balancers": at.balancer,
+    }
+    keys = {"kvcache": kvcache, "balancer": balancer}
+    for index, address in enumerate(at.engines, start=1):
+        keys[f"engine-{index}"] = _engine(options, at, address, f"engine-{index}")
+    keys["gateway"] = gateway
+    common = {
+        "fleet-token-file": str(token_file),
+        "otlp-endpoint": f"http://{at.otlp}",
+        "drain-grace-s": f"{DRAIN_GRACE_S:g}",
+    }
+    return [
+        _service(name, {**common, "ready-file": str(ready_file[name]), **own}, options.settings)
+        for name, own in keys.items()
+    ]
+
+
+def service_names(engines: int) -> list[str]:
+    """The names `plan` uses, in its order."""
+    numbered = [f"engine-{index}" for index in range(1, engines + 1)]
+    return ["kvcache", "balancer", *numbered, "gateway"]
+
+
+def _engine(options: Options, at: Addresses, address: str, name: str) -> dict[str, str]:
+    return {
+        **_listen(address),
+        "engine-id": name,
+        "etcd": at.etcd,
+        "kvcache": at.kvcache,
+        "model": options.model or DEFAULT_MODEL,
+        "dtype": options.dtype,
+        "threads": str(threads_per_engine(options.engines)),
+        "kv-memory": kv_memory(options),
+    }
+
+
+def _listen(address: str) -> dict[str, str]:
+    host, _, port = address.rpartition(":")
+    return {"host": host, "port": port}
+
+
+def _service(
+    name: str, keys: dict[str, str], settings: Sequence[tuple[str, str, str]]
+) -> ServicePlan:
+    kind = name.partition("-")[0]
+    for service, key, value in settings:
+        if service in (name, kind):
+            keys[key.replace("_", "-")] = value
+    flags = [f"--{key}={value}" for key, value in keys.items()]
+    return ServicePlan(name, (sys.executable, "-m", f"services.{kind}", *flags))
