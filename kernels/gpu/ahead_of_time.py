@@ -21,7 +21,7 @@ class Variant(NamedTuple):
 
 def variants(element: str) -> list[Variant]:
     """All kernels for one element type ("fp32", "bf16", "fp16")."""
-    from kernels.gpu import draw, kv_write, paged_attention, rms_norm, rope, silu_mul
+    from kernels.gpu import kv_write, paged_attention, rms_norm, rope, sample, silu_mul
 
     x, f, i = f"*{element}", "*fp32", "i32"
     attention = {"KV_HEADS": 3, "GROUP": 3, "DIM": 64, "BLOCK": 32, "ROWS": 16, "DIM_TILE": 64}
@@ -63,7 +63,19 @@ def variants(element: str) -> list[Variant]:
             {"out": f, "peak": f, "total": f, "lengths": "*i32", "joined": x, "num_splits": i},
             {"HEADS": 9, "DIM": 64, "DIM_TILE": 64, "SPLIT": paged_attention.SPLIT},
         ),
-        *(Variant(*entry) for entry in draw.variants()),
+        Variant(
+            "sample_tile",
+            sample.sample_tile_kernel,
+            {"scores": f, "keys": "*i32", "best": f, "where": "*i32", "row_stride": i}
+            | {"num_tiles": i},
+            {"SIZE": 49152, "TILE": sample.TILE},
+        ),
+        Variant(
+            "sample_row",
+            sample.sample_row_kernel,
+            {"best": f, "where": "*i32", "out": "*i64", "num_tiles": i},
+            {"TILES": 64},
+        ),
     ]
 
 
