@@ -1,0 +1,65 @@
+"""What a balancer is told at start; see `python -m services.balancer --help`."""
+
+from dataclasses import dataclass
+
+from services.balancer.policies import POLICIES
+from services.common.config import setting
+from services.common.service_config import ServiceConfig
+
+CARRY_ON = ("never", "exact", "equal", "any")
+
+
+@dataclass(frozen=True)
+class BalancerConfig(ServiceConfig):
+    """Where the fleet is found, how an engine is chosen and when one is given up."""
+
+    balancer_id: str = setting("", "name in the registry; default: made from host and port")
+    etcd: tuple[str, ...] = setting((), "host:port of etcd's members, separated by commas")
+    kvcache: str = setting("", "host:port of the prefix index; empty: choose by load alone")
+    admin_port: int = setting(
+        0, "port of the operators' Fleet service; 0 takes a free one", low=0, high=65535
+    )
+    policy: str = setting("least_time", "how an engine is chosen", choices=tuple(POLICIES))
+    match_timeout_s: float = setting(
+        0.05, "how long the prefix index may take to answer", unit="seconds", low=0.001, high=10
+    )
+    pressure_s: float = setting(
+        0.5, "λ: expected seconds added by an engine with half its blocks held", low=0, high=600
+    )
+    max_attempts: int = setting(
+        3, "engines tried for one request without any progress", low=1, high=32
+    )
+    carry_on: str = setting(
+        "equal",
+        "where a stream that broke after its first token may go on: exact (equal numerics, and "
+        "deterministic mode or a greedy request), equal (equal numerics), any (same model)",
+        choices=CARRY_ON,
+    )
+    queue_size: int = setting(
+        512, "requests of one model that may wait for a place; more are refused", low=0
+    )
+    engine_headroom: int = setting(
+        4, "requests an engine is given beyond the sequences it runs at once", low=0, high=1024
+    )
+    patience_s: float = setting(
+        1.0, "how long a request waits for any healthy engine", unit="seconds", low=0, high=600
+    )
+    carry_on_wait_s: float = setting(
+        10.0,
+        "how long a broken stream waits for an engine that may carry it on",
+        unit="seconds",
+        low=0,
+        high=600,
+    )
+    stall_limit_s: float = setting(
+        10.0,
+        "an engine without progress this long (plus its prefill's expected time) is given up",
+        unit="seconds",
+        low=0.1,
+        high=3600,
+    )
+    breaker_failures: int = setting(3, "failures in a row that take an engine out", low=1)
+    breaker_open_s: float = setting(
+        1.0, "how long it stays out at first; doubles up to 30 s", unit="seconds", low=0.01, high=30
+    )
+    explain_requests: int = setting(2048, "recent requests that Explain remembers", low=1)

@@ -1,0 +1,187 @@
+"""One engine as this balancer knows it: its record, its last report and what we have there now.
+
+`Member` owns the in-flight count; it changes only by `dispatch` and the ticket's one `end`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import grpc
+
+from inferfleet.internal.v1 import engine_pb2
+from services.balancer.breaker import Breaker
+from services.balancer.engine_view import EngineState, EngineView
+
+# A report this soon after a dispatch may have been written before the request arrived.
+CREDIT_GRACE_S = 0.02
+MAX_PREFILL_ALLOWANCE_S = 60.0
+
+
+class Outcome(Enum):
+    """What a request's end says about its engine."""
+
+    ANSWERED = auto()
+    FAULT = auto()
+    """The engine's own fault: UNAVAILABLE, INTERNAL, DATA_LOSS or a stall."""
+    NEUTRAL = auto()
+    """Nothing: the client left, or the request itself was refused."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One request at one engine. `end` it exactly when the engine has it no more."""
+
+    member: "Member"
+    uncached_tokens: int
+    blocks: int
+    dispatched_at: float
+    on_lost: Callable[[], object] | None = None
+    """Called when the engine is given up: cancels the call to it."""
+    lost: str = ""
+    """Why the engine was given up under this request, if it was."""
+    credited: bool = True
+    """Not yet contained in a load report."""
+    ended: bool = False
+
+    def end(self, outcome: Outcome) -> None:
+        """The engine has the request no more; idempotent, the first outcome counts."""
+        if not self.ended:
+            self.ended = True
+            self.member.ended(self, outcome)
+
+
+class Member:
+    """One life (epoch) of one engine.
+
+    Args:
+        info: its record; replaced as a whole when the registry has news.
+        channel: to its Engine service; owned by whoever made the member.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        info: engine_pb2.EngineInfo,
+        channel: grpc.aio.Channel,
+        breaker: Breaker,
+        *,
+        stall_limit_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.info = info
+        self.channel = channel
+        self.breaker = breaker
+        self.registered = True
+        self.connected = False
+        """Whether its load reports come through."""
+        self.ordered_to_drain = False
+        self.load: engine_pb2.LoadReport | None = None
+        self._load_at = 0.0
+        self._ended_since_report = 0
+        self._tickets: set[Ticket] = set()
+        self._stall_limit_s = stall_limit_s
+        self._clock = clock
+
+    @property
+    def in_flight(self) -> int:
+        """Our requests that it holds now."""
+        return len(self._tickets)
+
+    def dispatch(
+        self,
+        *,
+        uncached_tokens: int,
+        blocks: int,
+        on_lost: Callable[[], object] | None = None,
+    ) -> Ticket:
+        """Count a request that is sent now."""
+        now = self._clock()
+        ticket = Ticket(self, uncached_tokens, blocks, now, on_lost)
+        self._tickets.add(ticket)
+        self.breaker.began(now)
+        return ticket
+
+    def ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        """For `Ticket.end` only."""
+        self._tickets.discard(ticket)
+        if not ticket.credited:
+            self._ended_since_report += 1
+        if outcome is Outcome.ANSWERED:
+            self.breaker.succeeded()
+        elif outcome is Outcome.FAULT:
+            self.breaker.failed(self._clock())
+        else:
+            self.breaker.undecided()
+
+    def report(self, load: engine_pb2.LoadReport) -> None:
+        """Take a load report; dispatches that it contains are no longer credited."""
+        now = self._clock()
+        self.load, self._load_at, self._ended_since_report = load, now, 0
+        self.connected = True
+        for ticket in self._tickets:
+            if ticket.credited and now - ticket.dispatched_at > CREDIT_GRACE_S:
+                ticket.credited = False
+
+    def give_up(self, reason: str) -> int:
+        """End the calls of all requests there; each of them goes on elsewhere."""
+        tickets = [ticket for ticket in self._tickets if not ticket.lost]
+        for ticket in tickets:
+            ticket.lost = reason
+            if ticket.on_lost is not None:
+                ticket.on_lost()
+        return len(tickets)
+
+    def stalled(self, now: float) -> bool:
+        """Whether it is silent, or has work and makes no progress, for too long.
+
+        A prefill of many tokens is given the time that it should take at the measured rate.
+        """
+        load = self.load
+        if load is None or not self.connected:
+            return False
+        silent_s = now - self._load_at
+        if silent_s > self._stall_limit_s:
+            return True
+        if not load.waiting_requests and not load.running_requests:
+            return False
+        allowance_s = 0.0
+        if load.prefill_tokens_per_s > 0:
+            expected_s = load.uncached_tokens_queued / load.prefill_tokens_per_s
+            allowance_s = min(expected_s, MAX_PREFILL_ALLOWANCE_S)
+        return load.last_progress_age_s + silent_s > self._stall_limit_s + allowance_s
+
+    def state(self, now: float) -> EngineState:
+        """Whether it gets new work."""
+        if not self.connected:
+            return EngineState.UNREACHABLE
+        if self.stalled(now):
+            return EngineState.STALLED
+        if self.ordered_to_drain or self.info.draining or (self.load and self.load.draining):
+            return EngineState.DRAINING
+        return EngineState.SERVING if self.breaker.admits(now) else EngineState.OPEN
+
+    def view(self, now: float) -> EngineView:
+        """A frozen picture with our own recent dispatches credited."""
+        info, load = self.info, self.load or engine_pb2.LoadReport()
+        credited = [ticket for ticket in self._tickets if ticket.credited]
+        reported = load.waiting_requests + load.running_requests - self._ended_since_report
+        return EngineView(
+            engine_id=info.engine_id,
+            epoch_ms=info.epoch_ms,
+            model=info.model,
+            state=self.state(now),
+            revision=info.model_revision,
+            numerics_id=info.numerics_id,
+            deterministic=info.deterministic,
+            hash_namespace=info.hash_namespace,
+            block_size=info.block_size,
+            max_num_seqs=info.max_num_seqs,
+            in_flight=len(self._tickets),
+            occupancy=max(len(self._tickets), max(reported, 0) + len(credited)),
+            queued_uncached=load.uncached_tokens_queued + sum(t.uncached_tokens for t in credited),
+            held_blocks=load.held_blocks + sum(t.blocks for t in credited),
+            total_blocks=load.total_blocks or info.num_blocks,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            decode_round_s=load.decode_round_s,
+        )

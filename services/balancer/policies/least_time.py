@@ -1,0 +1,75 @@
+"""`least_time`: the engine with the least expected seconds; ties are broken by chance.
+
+    expected = (uncached after match + queued uncached) / prefill rate
+             + λ · u / (1 − u)              u = held blocks / total blocks, at most 0.98
+             + expected output · decode round · b / (b + half batch)
+
+The last part is what the b requests already there add to each token. There are no thresholds: a
+prefix hit counts exactly as many seconds as it saves, so a hot prefix spreads as soon as waiting
+costs more than recomputing. An engine that has not measured a rate yet is given its peers' median.
+"""
+
+from collections.abc import Iterable
+from random import Random
+from statistics import median
+
+from services.balancer.engine_view import Candidate, Choice, CostModel, Score, Situation
+
+
+def choose(situation: Situation, rng: Random) -> Choice:
+    """The candidate of least expected time."""
+    scores = score_all(situation)
+    best_s = min(score.expected_s for score in scores.values())
+    best = [c for c in situation.candidates if scores[c.engine.engine_id].expected_s <= best_s]
+    chosen = best[0] if len(best) == 1 else rng.choice(best)
+    reason = "least expected time" if len(best) == 1 else f"tie of {len(best)}, by chance"
+    return Choice(chosen, reason, scores)
+
+
+def score_all(situation: Situation) -> dict[str, Score]:
+    """Expected seconds at every candidate, by engine id."""
+    cost = situation.cost
+    engines = [candidate.engine for candidate in situation.candidates]
+    prefill_rate = _typical(
+        (e.prefill_tokens_per_s for e in engines), cost.default_prefill_tokens_per_s
+    )
+    decode_round_s = _typical((e.decode_round_s for e in engines), cost.default_decode_round_s)
+    prompt_tokens = len(situation.asked.token_ids)
+    return {
+        candidate.engine.engine_id: _score(
+            candidate,
+            cost,
+            prompt_tokens,
+            situation.asked.expected_output,
+            candidate.engine.prefill_tokens_per_s or prefill_rate,
+            candidate.engine.decode_round_s or decode_round_s,
+        )
+        for candidate in situation.candidates
+    }
+
+
+def _score(
+    candidate: Candidate,
+    cost: CostModel,
+    prompt_tokens: int,
+    expected_output: int,
+    prefill_rate: float,
+    decode_round_s: float,
+) -> Score:
+    engine = candidate.engine
+    # The last prompt token is always computed: its logits are wanted.
+    uncached = max(prompt_tokens - candidate.matched_tokens, 1)
+    held = min(engine.held_blocks / max(engine.total_blocks, 1), cost.max_utilisation)
+    others = engine.occupancy / (engine.occupancy + cost.half_batch)
+    parts = {
+        "prefill_s": uncached / prefill_rate,
+        "queued_s": engine.queued_uncached / prefill_rate,
+        "pressure_s": cost.pressure_s * held / (1.0 - held),
+        "decode_s": expected_output * decode_round_s * others,
+    }
+    return Score(sum(parts.values()), parts)
+
+
+def _typical(rates: Iterable[float], default: float) -> float:
+    measured = [rate for rate in rates if rate > 0]
+    return median(measured) if measured else default

@@ -1,0 +1,100 @@
+"""One routing decision: filter the engines of a model, ask the policy, write down why."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from services.balancer.engine_view import (
+    Asked,
+    Candidate,
+    Choice,
+    CostModel,
+    EngineState,
+    EngineView,
+    Situation,
+)
+from services.balancer.policies import POLICIES
+from services.balancer.prefix_match import Matches
+
+EngineLife = tuple[str, int]
+"""Engine id and epoch: a restarted engine is another one."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a stream began that must be carried on, and where it may go."""
+
+    engine: EngineView
+    rule: str
+    """One of config.CARRY_ON."""
+
+    def allows(self, other: EngineView, *, greedy: bool) -> bool:
+        """Whether `other` may carry the stream on."""
+        if self.rule == "never":
+            return False
+        if self.rule == "any":
+            return other.revision == self.engine.revision
+        equal = bool(other.numerics_id) and other.numerics_id == self.engine.numerics_id
+        return equal and (self.rule == "equal" or greedy or self.exact(other))
+
+    def exact(self, other: EngineView) -> bool:
+        """Whether `other` yields the very tokens of the undisturbed run."""
+        return (
+            other.numerics_id == self.engine.numerics_id
+            and other.deterministic
+            and self.engine.deterministic
+        )
+
+
+class Router:
+    """Applies the configured policy; owns only the count of decisions and the source of chance.
+
+    Args:
+        views: frozen views of a model's engines now.
+        has_room: whether an engine takes one more request; full ones are a last resort.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        views: Callable[[str], Sequence[EngineView]],
+        has_room: Callable[[EngineView], bool],
+        *,
+        cost: CostModel,
+        rng: Random,
+        observe: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.policy_name = policy
+        self._policy = POLICIES[policy]
+        self._views = views
+        self._has_room = has_room
+        self._cost = cost
+        self._rng = rng
+        self._observe = observe
+        self._turn = 0
+
+    def eligible(
+        self, asked: Asked, excluded: Collection[EngineLife] = (), origin: Origin | None = None
+    ) -> list[EngineView]:
+        """Healthy engines that may serve the request; those with room if any has."""
+        fit = [
+            engine
+            for engine in self._views(asked.model)
+            if engine.state is EngineState.SERVING
+            and (engine.engine_id, engine.epoch_ms) not in excluded
+            and asked.numerics_id in ("", engine.numerics_id)
+            and (origin is None or origin.allows(engine, greedy=asked.greedy))
+        ]
+        return [engine for engine in fit if self._has_room(engine)] or fit
+
+    def choose(
+        self, asked: Asked, engines: Sequence[EngineView], matches: Matches
+    ) -> tuple[Choice, tuple[Candidate, ...]]:
+        """The policy's choice among `engines` (not empty) and what it was made from."""
+        began = time.perf_counter()
+        candidates = tuple(Candidate(engine, matches.of(engine)) for engine in engines)
+        choice = self._policy(Situation(asked, candidates, self._cost, self._turn), self._rng)
+        self._turn += 1
+        self._observe(time.perf_counter() - began)
+        return choice, candidates

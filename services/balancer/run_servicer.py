@@ -1,0 +1,102 @@
+"""Engine/Run as the balancer serves it: bytes in, bytes out, one `route` span around each call."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from opentelemetry import trace
+
+from services.balancer.exchange import Exchange, Rooms
+from services.balancer.incoming import Incoming, asked_of, parse
+from services.common import errors, telemetry
+from services.common.rpc import REQUEST_ID_KEY
+
+SERVICE_NAME = "inferfleet.internal.v1.Engine"
+
+
+class RunServicer:
+    """Serves Run and nothing else of the Engine service.
+
+    Args:
+        rooms: what an exchange works with.
+        tracer: of this service.
+    """
+
+    def __init__(self, rooms: Rooms, tracer: trace.Tracer) -> None:
+        self._rooms = rooms
+        self._tracer = tracer
+        self._draining = False
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def handler(self) -> Any:
+        """For `server.add_generic_rpc_handlers`: responses are bytes already."""
+        run: Any = grpc.unary_stream_rpc_method_handler(self.Run, request_deserializer=parse)
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Run": run})
+
+    async def drain(self) -> None:
+        """Refuse new calls and return when the running ones have ended."""
+        self._draining = True
+        await self._idle.wait()
+
+    async def Run(
+        self, incoming: Incoming, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[bytes]:
+        """Route one request and stream the answer of whichever engines produce it."""
+        if self._draining:
+            raise errors.UnavailableError(
+                "the balancer is draining", reason="DRAINING", retry_after_s=1.0
+            )
+        asked = asked_of(incoming.request)
+        span = self._tracer.start_span(
+            "route",
+            context=telemetry.extract(context.invocation_metadata()),
+            kind=trace.SpanKind.SERVER,
+            attributes={
+                "inferfleet.request_id": asked.request_id,
+                "gen_ai.request.model": asked.model,
+                "inferfleet.prompt_tokens": len(asked.token_ids),
+            },
+        )
+        exchange = Exchange(self._rooms, incoming, asked, context, span)
+        status = "CANCELLED"
+        self._running += 1
+        self._idle.clear()
+        closed = False
+
+        def close(_: Any = None) -> None:
+            """At the end of the generator or of the call, whichever comes first."""
+            nonlocal closed
+            if closed:
+                return
+            closed = True
+            exchange.close()
+            span.end()
+            self._rooms.stats.requests.labels(asked.model, status).inc()
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+        hook: Any = close
+        context.add_done_callback(hook)
+        try:
+            async for message in exchange.messages():
+                yield message
+            status = "OK"
+        except errors.FleetError as error:
+            status = error.code.name
+            _mark_failed(span, error)
+            if isinstance(error, errors.AbortedError):
+                self._rooms.stats.continuations.labels("aborted").inc()
+            if not exchange.greeted:
+                await context.send_initial_metadata(((REQUEST_ID_KEY, asked.request_id),))
+            raise
+        finally:
+            close()
+
+
+def _mark_failed(span: trace.Span, error: errors.FleetError) -> None:
+    span.set_status(trace.StatusCode.ERROR, error.message)
+    span.set_attribute("error.type", error.code.name)
