@@ -6,7 +6,7 @@ ENGINES ?= 2
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down check format test test-tools verify gpu bench protos lock venv dev clean
+.PHONY: help run up down check format test test-tools verify gpu bench protos lock venv dev model clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,8 @@ lock: ## Resolve the dependencies again after a change of pyproject.toml
 
 venv: python ## Make .venv ready to run the fleet
 	@$(PYTHON) scripts/bootstrap.py
+
+model: venv ## Fetch the model (`venv` does it already)
 
 dev: python ## Make .venv ready for checks and tests
 	@$(PYTHON) scripts/bootstrap.py --dev

@@ -97,6 +97,8 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
         self._kill_group()
+        if self._process is not None:
+            await self._process.wait()
         self._keeper.cancel()
         await asyncio.wait({self._keeper})
 

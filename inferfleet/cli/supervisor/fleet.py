@@ -77,6 +77,7 @@ class Fleet:
             await asyncio.gather(*(child.stop(DRAIN_GRACE_S + STOP_MARGIN_S) for child in group))
         for store in self._stores:
             await store.stop()
+        self._children, self._stores = [], []
         await self._otlp.stop()
         if self._control is not None:
             await self._control.stop()

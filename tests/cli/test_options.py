@@ -1,0 +1,68 @@
+"""From options to command lines, and that the services understand them."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inferfleet.cli.supervisor.options import (
+    Addresses,
+    Options,
+    kv_memory,
+    plan,
+    service_names,
+    threads_per_engine,
+)
+
+AT = Addresses(
+    gateway="127.0.0.1:50051",
+    http="127.0.0.1:8080",
+    redis="127.0.0.1:20001",
+    etcd="127.0.0.1:20002",
+    kvcache="127.0.0.1:20003",
+    balancer="127.0.0.1:20004",
+    admin="127.0.0.1:20005",
+    engines=("127.0.0.1:20006", "127.0.0.1:20007"),
+    otlp="127.0.0.1:20008",
+)
+
+
+def planned(tmp_path: Path, **changes):
+    options = Options(state_dir=tmp_path, **changes)
+    token = tmp_path / "token"
+    token.write_text("secret")
+    ready = {name: tmp_path / f"{name}.json" for name in service_names(options.engines)}
+    return {service.name: service for service in plan(options, AT, token, ready)}
+
+
+def test_services_start_in_the_order_of_their_needs(tmp_path):
+    assert list(planned(tmp_path)) == ["kvcache", "balancer", "engine-1", "engine-2", "gateway"]
+
+
+def test_cores_are_divided_among_engines_and_never_shared(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert [threads_per_engine(n) for n in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+
+
+def test_engines_of_another_model_share_the_memory(tmp_path):
+    assert kv_memory(Options(tmp_path)) == "1GiB"
+    assert kv_memory(Options(tmp_path, model="/m", engines=4)) == "0.125"
+
+
+def test_a_setting_reaches_its_service_alone_and_wins(tmp_path):
+    services = planned(
+        tmp_path, settings=(("engine", "max_num_seqs", "8"), ("engine-2", "threads", "7"))
+    )
+    assert "--max-num-seqs=8" in services["engine-1"].argv
+    assert "--threads=7" in services["engine-2"].argv
+    assert "--threads=7" not in services["engine-1"].argv
+    assert not any("max-num-seqs" in argument for argument in services["gateway"].argv)
+
+
+@pytest.mark.parametrize("name", ["kvcache", "balancer", "engine-1", "gateway"])
+def test_each_service_accepts_what_it_is_told(tmp_path, name):
+    argv = planned(tmp_path)[name].argv
+    done = subprocess.run([*argv, "--check-config"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "configuration is valid" in done.stdout
