@@ -1,0 +1,61 @@
+"""Configuration keys of the KV-cache service."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from services.common.config import setting
+from services.common.service_config import ServiceConfig
+
+
+def _bad_url(url: str) -> str | None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        return "expected redis://, rediss:// (TLS) or unix://"
+    if parts.password or "password=" in parts.query:
+        return "put the password into the file that redis_password_file names"
+    return None
+
+
+def _bad_prefix(prefix: str) -> str | None:
+    return None if re.fullmatch(r"[a-z0-9:_-]{1,32}", prefix) else "expected 1-32 of a-z 0-9 : _ -"
+
+
+@dataclass(frozen=True)
+class KvCacheConfig(ServiceConfig):
+    """Where the index lives and how much of it is kept."""
+
+    redis: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "Redis >= 6.2 or Valkey, as redis://[user@]host:port/db, rediss:// for TLS; not a Cluster",
+        check=_bad_url,
+    )
+    redis_password_file: str = setting("", "file with the password of the URL's user")
+    redis_tls_ca_file: str = setting("", "CA of Redis's certificate; empty: the system's")
+    redis_tls_cert_file: str = setting("", "client certificate for Redis, if it asks for one")
+    redis_tls_key_file: str = setting("", "key of redis_tls_cert_file")
+    redis_prefix: str = setting(
+        "if1", "starts every key of this index; part of each entry's size", check=_bad_prefix
+    )
+    match_timeout_s: float = setting(
+        0.05,
+        "longest wait for Redis in a Match before it answers 'unknown'",
+        unit="seconds",
+        low=0.001,
+        high=10,
+    )
+    max_entries: int = setting(
+        2_000_000, "most blocks kept in the index, at about 150 bytes each", low=1
+    )
+    entry_ttl_s: int = setting(
+        86_400,
+        "life of an entry that no sweep renews; makes entries evictable under volatile-* policies",
+        unit="seconds",
+        low=60,
+    )
+    owner_ttl_s: int = setting(
+        3_600, "silence after which an engine's record is removed", unit="seconds", low=30
+    )
+    sweep_interval_s: float = setting(
+        1_800.0, "longest time between two sweeps of the whole index", unit="seconds", low=1
+    )

@@ -1,0 +1,126 @@
+"""Publish requests as checked records, and a batch cut into pieces that Redis can apply quickly."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inferfleet.internal.v1 import prefix_index_pb2 as pb
+from services.common.block_hash import INDEX_HASH_BYTES
+from services.common.errors import InvalidArgumentError
+
+MAX_HASHES_PER_PIECE = 1_000
+MAX_ENGINE_ID_CHARS = 200
+MAX_PROMPT_BLOCKS = 65_536
+# Numbers above this lose digits in Redis's Lua.
+MAX_NUMBER = 2**53 - 1
+HISTORY, STATE = 1, 2
+_BITS = {pb.BLOCK_KIND_HISTORY: HISTORY, pb.BLOCK_KIND_STATE: STATE}
+
+
+class Operation(NamedTuple):
+    """One step of a batch: code "S" stored, "R" removed (with kinds as bits), "C" cleared."""
+
+    code: str
+    bits: int
+    hashes: bytes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A checked PublishRequest; `part` is None outside a snapshot."""
+
+    engine_id: str
+    epoch_ms: int
+    sequence: int
+    operations: tuple[Operation, ...]
+    part: int | None = None
+    last_part: bool = False
+
+
+def batch_of(request: pb.PublishRequest) -> Batch:
+    """Check a request.
+
+    Raises:
+        InvalidArgumentError: names the field at fault.
+    """
+    check_engine(request.engine_id, request.epoch_ms)
+    if not 1 <= request.sequence <= MAX_NUMBER:
+        raise InvalidArgumentError.for_field("sequence", f"expected 1 to {MAX_NUMBER}")
+    snapshot = request.snapshot if request.HasField("snapshot") else None
+    return Batch(
+        engine_id=request.engine_id,
+        epoch_ms=request.epoch_ms,
+        sequence=request.sequence,
+        operations=tuple(_operation(event, i) for i, event in enumerate(request.events)),
+        part=snapshot.part if snapshot is not None else None,
+        last_part=snapshot is not None and snapshot.last,
+    )
+
+
+def check_engine(engine_id: str, epoch_ms: int) -> None:
+    """Refuse an unusable engine id or epoch.
+
+    Raises:
+        InvalidArgumentError: names the field at fault.
+    """
+    if not 1 <= len(engine_id) <= MAX_ENGINE_ID_CHARS:
+        raise InvalidArgumentError.for_field(
+            "engine_id", f"expected 1 to {MAX_ENGINE_ID_CHARS} characters"
+        )
+    if not 1 <= epoch_ms <= MAX_NUMBER:
+        raise InvalidArgumentError.for_field("epoch_ms", "expected Unix milliseconds")
+
+
+def check_hashes(joined: bytes, field: str) -> bytes:
+    """Refuse what is not a whole number of digests.
+
+    Raises:
+        InvalidArgumentError: names `field`.
+    """
+    if len(joined) % INDEX_HASH_BYTES:
+        raise InvalidArgumentError.for_field(
+            field, f"{len(joined)} bytes are not a whole number of {INDEX_HASH_BYTES}-byte hashes"
+        )
+    return joined
+
+
+def pieces(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """Groups of at most MAX_HASHES_PER_PIECE hashes, in order; at least one group.
+
+    One group is one script, and Redis serves nobody else while a script runs.
+    """
+    piece: list[Operation] = []
+    room = MAX_HASHES_PER_PIECE
+    for code, bits, hashes in operations:
+        while True:
+            cut = room * INDEX_HASH_BYTES
+            piece.append(Operation(code, bits, hashes[:cut]))
+            room -= len(hashes[:cut]) // INDEX_HASH_BYTES
+            hashes = hashes[cut:]
+            if room == 0:
+                yield piece
+                piece, room = [], MAX_HASHES_PER_PIECE
+            if not hashes:
+                break
+    if piece or not operations:
+        yield piece
+
+
+def _operation(event: pb.BlockEvent, index: int) -> Operation:
+    kind = event.WhichOneof("event")
+    field = f"events[{index}].{kind}"
+    if kind == "cleared":
+        return Operation("C", 0, b"")
+    if kind == "removed":
+        hashes = check_hashes(event.removed.block_hashes, f"{field}.block_hashes")
+        return Operation("R", _BITS.get(event.removed.kind, HISTORY | STATE), hashes)
+    if kind != "stored":
+        raise InvalidArgumentError.for_field(f"events[{index}].event", "is not set")
+    if event.stored.kind not in _BITS:
+        raise InvalidArgumentError.for_field(f"{field}.kind", "expected HISTORY or STATE")
+    if len(event.stored.parent) not in (0, INDEX_HASH_BYTES):
+        raise InvalidArgumentError.for_field(
+            f"{field}.parent", f"expected {INDEX_HASH_BYTES} bytes or none"
+        )
+    hashes = check_hashes(event.stored.block_hashes, f"{field}.block_hashes")
+    return Operation("S", _BITS[event.stored.kind], hashes)
