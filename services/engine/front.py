@@ -145,6 +145,8 @@ class Front:
         try:
             async for report in self._core:
                 await self._take(report)
+                # Reports that came in a burst must not starve the readers.
+                await asyncio.sleep(0)
         except CoreDiedError as error:
             reason = str(error)
         if not self._closing:
