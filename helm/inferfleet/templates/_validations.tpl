@@ -1,0 +1,42 @@
+{{/* What a schema cannot say. Each message begins with the value to change. */}}
+{{- define "inferfleet.validate" -}}
+{{- $wrong := list -}}
+{{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
+{{- $wrong = append $wrong "serviceAccount.name: needed, because serviceAccount.create is false" -}}
+{{- end -}}
+{{- if and .Values.kvcache.enabled (not .Values.redis.builtin) (not .Values.redis.url) -}}
+{{- $wrong = append $wrong "redis.url: set it, or redis.builtin to try the chart out, or kvcache.enabled to false" -}}
+{{- end -}}
+{{- if and (not .Values.redis.url) (or .Values.redis.auth.existingSecret .Values.redis.tls.existingSecret) -}}
+{{- $wrong = append $wrong "redis.url: needed with redis.auth or redis.tls; the built-in Redis has neither" -}}
+{{- end -}}
+{{- if and .Values.redis.tls.existingSecret (not (hasPrefix "rediss://" .Values.redis.url)) -}}
+{{- $wrong = append $wrong "redis.tls.existingSecret: only for a redis.url that begins with rediss://" -}}
+{{- end -}}
+{{- if and (not .Values.etcd.builtin) (not .Values.etcd.endpoints) -}}
+{{- $wrong = append $wrong "etcd.endpoints: set it, or etcd.builtin to try the chart out" -}}
+{{- end -}}
+{{- with .Values.gateway.autoscaling -}}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
+{{- $wrong = append $wrong "gateway.autoscaling.minReplicas: above maxReplicas" -}}
+{{- end -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $index, $entry := .Values.engines -}}
+{{- $e := include "inferfleet.engine" (dict "root" $ "entry" $entry) | fromYaml -}}
+{{- $at := printf "engines[%d]" $index -}}
+{{- if has $e.name $names -}}
+{{- $wrong = append $wrong (printf "%s.name: %s is taken by another entry" $at $e.name) -}}
+{{- end -}}
+{{- $names = append $names $e.name -}}
+{{- if and (eq $e.device "cuda") (lt (int $e.gpus) 1) -}}
+{{- $wrong = append $wrong (printf "%s.gpus: at least 1 for device cuda" $at) -}}
+{{- end -}}
+{{- if gt (len ($e.modelVolume | default dict)) 1 -}}
+{{- $wrong = append $wrong (printf "%s.modelVolume: one of existingClaim, hostPath, pvc" $at) -}}
+{{- end -}}
+{{- end -}}
+{{- if $wrong -}}
+{{- fail (printf "\n\n  %s\n" (join "\n  " $wrong)) -}}
+{{- end -}}
+{{- end -}}

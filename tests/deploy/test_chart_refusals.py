@@ -1,0 +1,50 @@
+"""Values that cannot work are refused before anything is installed, by the name of the value."""
+
+import helm_python
+import pytest
+
+ENGINE = {"name": "a", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"gatway": {}}, "gatway"),
+        ({"gateway": {"config": {"request_timeout": 3}}}, "/gateway/config.*request_timeout"),
+        ({"gateway": {"config": {"port": 1}}}, "/gateway/config.*port"),
+        ({"balancer": {"config": {"policy": "fastest"}}}, "/balancer/config/policy"),
+        ({"balancer": {"config": {"max_attempts": 0}}}, "/balancer/config/max_attempts"),
+        ({"engines": [{"name": "a"}]}, "/engines/0.*model"),
+        ({"engines": [ENGINE | {"config": {"dtype": "int3"}}]}, "/engines/0/config/dtype"),
+        ({"engines": [ENGINE | {"device": "tpu"}]}, "/engines/0/device"),
+        ({"engines": [ENGINE | {"name": "Llama_8B"}]}, "/engines/0/name"),
+        ({"engines": [ENGINE | {"loadSeconds": 0}]}, "/engines/0/loadSeconds"),
+        ({"engines": [ENGINE, ENGINE]}, r"engines\[1\].name"),
+        ({"engines": [ENGINE | {"device": "cuda", "gpus": 0}]}, r"engines\[0\].gpus"),
+        (
+            {"engines": [ENGINE | {"modelVolume": {"hostPath": "/m", "existingClaim": "m"}}]},
+            r"engines\[0\].modelVolume",
+        ),
+        ({"engines": [ENGINE | {"modelVolume": {"hostPath": "models"}}]}, "modelVolume/hostPath"),
+        ({"redis": {"url": "redis://user:secret@host:6379/0"}}, "/redis/url"),
+        ({"redis": {"auth": {"existingSecret": "s"}}}, "redis.url"),
+        (
+            {"redis": {"url": "redis://h:1/0", "tls": {"existingSecret": "s"}}},
+            "redis.tls.existingSecret",
+        ),
+        ({"redis": {"builtin": False}}, "redis.url"),
+        ({"etcd": {"builtin": False}}, "etcd.endpoints"),
+        ({"etcd": {"endpoints": ["http://etcd:2379"]}}, "/etcd/endpoints/0"),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+        (
+            {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
+            "gateway.autoscaling.minReplicas",
+        ),
+        ({"drainGraceSeconds": -1}, "/drainGraceSeconds"),
+        ({"logLevel": "loud"}, "/logLevel"),
+        ({"tracing": {"otlpEndpoint": "jaeger:4317"}}, "/tracing/otlpEndpoint"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_name(render, values, said):
+    with pytest.raises(helm_python.HelmError, match=f"(?s){said}"):
+        render(values)
