@@ -128,6 +128,12 @@ class BlockManager:
             hashes.append(hash_block(parent, seq.tokens[start : start + size]))
         return hashes
 
+    def clear(self, holders: Iterable[Sequence]) -> None:
+        """Forget all reusable content; the holders keep their blocks and may register anew."""
+        self.blocks.clear()
+        for seq in holders:
+            seq.num_registered = 0
+
     def drain_events(self) -> list[CacheEvent]:
         """What became reusable or ceased to be since the last call."""
         return self.blocks.drain_events()

@@ -99,6 +99,7 @@ class Blocks:
         for block in self._by_hash.values():
             self._hash[block] = self._parent[block] = None
         self._by_hash.clear()
+        self.version += 1
         self._events = [ClearedBlocks()]
 
     def drain_events(self) -> list[CacheEvent]:

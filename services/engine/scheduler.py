@@ -84,6 +84,10 @@ class Scheduler:
         seq.status = status
         self._cache.retire(seq, released)
 
+    def clear_cache(self) -> None:
+        """Forget all reusable content, e.g. after values that were not finite."""
+        self._blocks.clear(self._running)
+
     def schedule(self) -> SchedulerOutputs:
         """Plan the next round; an empty batch if nothing can run now."""
         builder = RoundBuilder(Step(self._step + 1), self._budget)
@@ -142,7 +146,7 @@ class Scheduler:
     ) -> None:
         allocation = None
         if seq.blocked_at != self._blocks.version:
-            allocation = self._allocate(seq)
+            allocation = self._allocate(seq, builder.step)
         if allocation is None:
             seq.blocked_at = self._blocks.version
             blocked.append(seq)
@@ -160,11 +164,14 @@ class Scheduler:
         builder.admissions.append(Admission(seq, allocation.num_computed))
         self._take_chunk(seq, share, builder)
 
-    def _allocate(self, seq: Sequence) -> Allocation | None:
+    def _allocate(self, seq: Sequence, step: Step) -> Allocation | None:
         # Some blocks stay free for those that run, or they would preempt whom we let in.
         headroom = min(len(self._running), self._blocks.blocks.num_blocks // 32)
         parent = seq.fork_of
         if parent is not None and parent.block_table and parent.num_computed >= seq.num_prompt:
+            # Copies come before the forward: what this very round writes cannot be copied.
+            if parent.prompt_step == step:
+                return None
             return self._blocks.try_fork_seq(seq, parent, headroom)
         return self._blocks.try_allocate_seq(seq, headroom)
 
@@ -231,4 +238,4 @@ class Scheduler:
 def _ready(seq: Sequence) -> bool:
     """A fork waits until the choice that it shares a prompt with has submitted that."""
     parent = seq.fork_of
-    return parent is None or parent.prompt_computed or parent.finished
+    return parent is None or parent.prompt_step > 0 or parent.finished

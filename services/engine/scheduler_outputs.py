@@ -117,8 +117,8 @@ class RoundBuilder:
         self._seqs.append(seq)
         seq.num_computed = end
         seq.last_step = self.step
-        if end >= seq.num_prompt:
-            seq.prompt_computed = True
+        if start < seq.num_prompt <= end:
+            seq.prompt_step = self.step
         self._num_tokens += count
         self.budget -= count
 

@@ -73,14 +73,14 @@ class Sequence:
         "last_step",
         "max_length",
         "num_computed",
-        "num_emitted",
+        "num_initial",
         "num_prompt",
         "num_registered",
         "order",
         "passed_over",
-        "prompt_computed",
         "prompt_logprobs",
         "prompt_logprobs_next",
+        "prompt_step",
         "request",
         "seq_id",
         "status",
@@ -98,8 +98,8 @@ class Sequence:
         self.tokens = [*request.prompt, *continued]
         """Known tokens: prompt, continued and accepted ones."""
         self.num_prompt = len(request.prompt)
-        self.num_emitted = len(self.tokens)
-        """Tokens that need no telling any more."""
+        self.num_initial = len(self.tokens)
+        """Tokens of the prompt and of a continuation: they are not told again."""
         self.max_length = request.max_length
         self.status = SequenceStatus.WAITING
         self.num_computed = 0
@@ -119,15 +119,15 @@ class Sequence:
         """Leading blocks of the table that the prefix map knows."""
         self.fork_of: Sequence | None = None
         """The choice whose prompt blocks this one shares once they are computed."""
-        self.prompt_computed = False
-        """All of the prompt was submitted once."""
+        self.prompt_step = 0
+        """Last round that submitted the prompt's end; 0 if none has."""
         self.admissions = 0
         self.passed_over = 0
         """Later sequences admitted while this one could not get its blocks."""
         self.blocked_at = -1
         """Version of the block manager at which this one did not fit."""
         self.prompt_logprobs: list[TokenLogprobs] = []
-        wanted = request.params.prompt_logprobs and not continued
+        wanted = request.params.prompt_logprobs and choice == 0 and not continued
         self.prompt_logprobs_next = 0 if wanted else self.num_prompt
         """First prompt position whose prediction is still to be asked for."""
 

@@ -1,0 +1,206 @@
+"""The core process: `python -m services.engine.core --fd N`, started by `core_link.CoreLink`.
+
+Its loop takes the front's messages, runs one round and sends one report. It plans round n+1 only
+when forward n has ended, and listens to the front until then: planned any earlier, a request that
+arrives during forward n would wait for a whole round more, and nothing would be gained, since the
+device cannot start n+1 before. Sampling n and the host's work on n+1 still overlap.
+"""
+
+import argparse
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from services.common import telemetry
+from services.common.config import ConfigError
+from services.common.errors import FleetError
+from services.engine.config import EngineConfig
+from services.engine.core_link import CoreEnd, LinkClosedError
+from services.engine.engine_factory import build_engine
+from services.engine.llm_engine import LLMEngine, StepResult
+from services.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    CoreFailed,
+    CoreReady,
+    RoundReport,
+    SendSnapshot,
+    Shutdown,
+    StartCore,
+    ToCore,
+)
+from services.engine.models.config import ModelFileError
+from services.engine.runner import Runner
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_FORWARD_POLL_S = 1.0
+_STUCK_POLL_S = 0.02
+
+
+def run_core(
+    link: CoreEnd, config: EngineConfig, runner: Callable[[], Runner] | None = None
+) -> None:
+    """Load, announce readiness, serve until Shutdown.
+
+    Args:
+        runner: used in place of the configured one.
+
+    Raises:
+        LinkClosedError: the front is gone.
+        ConfigError: the configuration cannot be used.
+    """
+    engine = build_engine(config, runner, on_forward_end=lambda _: link.wake())
+    try:
+        link.send([_ready(engine)])
+        gc.collect()
+        gc.freeze()  # what lives for ever is not to be looked at again in mid-round
+        _Loop(link, engine).run()
+    finally:
+        engine.close()
+
+
+class _Loop:
+    """The core's only loop."""
+
+    def __init__(self, link: CoreEnd, engine: LLMEngine) -> None:
+        self._link = link
+        self._engine = engine
+        self._shutdown = False
+        self._snapshot_wanted = False
+        self._stuck = False
+
+    def run(self) -> None:
+        """Until Shutdown."""
+        while not self._shutdown:
+            for message in self._link.poll(self._patience_s()):
+                self._take(message)
+            due = self._snapshot_wanted or self._engine.has_unfinished_requests()
+            if due and self._engine.worker.forward_done:
+                self._round()
+
+    def _patience_s(self) -> float | None:
+        if not self._engine.has_unfinished_requests():
+            return None
+        if not self._engine.worker.forward_done:
+            return _FORWARD_POLL_S
+        return _STUCK_POLL_S if self._stuck else 0.0
+
+    def _take(self, message: ToCore) -> None:
+        match message:
+            case AddRequest():
+                try:
+                    self._engine.add_request(message)
+                except FleetError as error:
+                    self._engine.refuse(message.request_key, error)
+            case AbortRequest():
+                self._engine.abort_request(message.request_key, message.choice)
+            case SendSnapshot():
+                self._snapshot_wanted = True
+            case Shutdown():
+                self._shutdown = True
+            case StartCore():
+                log.warning("told to start twice; ignored")
+
+    def _round(self) -> None:
+        engine = self._engine
+        result = engine.step() if engine.has_unfinished_requests() else StepResult()
+        # Neither work in flight nor anything told: whatever holds the queue up needs a message.
+        self._stuck = not (engine.worker.in_flight or result.step or result.marks)
+        snapshot = engine.cache_snapshot() if self._snapshot_wanted else None
+        self._snapshot_wanted = False
+        if self._stuck and snapshot is None:
+            return
+        self._link.send(
+            [
+                RoundReport(
+                    step=result.step,
+                    outputs=result.outputs,
+                    failures=result.failures,
+                    marks=result.marks,
+                    cache_events=engine.drain_cache_events(),
+                    snapshot=snapshot,
+                    load=engine.load(),
+                )
+            ]
+        )
+
+
+def _ready(engine: LLMEngine) -> CoreReady:
+    info, memory = engine.info, engine.memory
+    return CoreReady(
+        model=info.model,
+        model_revision=info.model_revision,
+        numerics_id=info.numerics_id,
+        hash_namespace=engine.limits.hash_namespace,
+        block_size=memory.block_size,
+        num_blocks=memory.num_blocks,
+        max_model_len=memory.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_token_ids=list(info.eos_token_ids),
+        load_s=info.load_s,
+        weights_bytes=info.weights_bytes,
+        kv_bytes=memory.kv_bytes,
+    )
+
+
+def _first_message(link: CoreEnd) -> EngineConfig:
+    while True:
+        for message in link.poll(None):
+            if isinstance(message, StartCore):
+                return message.config
+            if isinstance(message, Shutdown):
+                raise LinkClosedError("told to stop before the start")
+
+
+def _serve(link: CoreEnd) -> int:
+    try:
+        run_core(link, _first_message(link))
+    except LinkClosedError:
+        return 0
+    except (ConfigError, ModelFileError) as error:
+        return _report_failure(link, str(error), 2)
+    except Exception as error:  # the edge: nothing above could do better than end the process
+        log.exception("the core cannot go on")
+        return _report_failure(link, f"{type(error).__name__}: {error}", 1)
+    return 0
+
+
+def _report_failure(link: CoreEnd, message: str, status: int) -> int:
+    try:
+        link.send([CoreFailed(message=message)])
+    except LinkClosedError:
+        log.error("the front is gone as well: %s", message)
+    return status
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process with the thread that started it; elsewhere the link's end does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def main() -> None:
+    """Serve on an inherited socket; never returns, so that no thread can hold the exit up."""
+    parser = argparse.ArgumentParser(prog="python -m services.engine.core", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the front")
+    args = parser.parse_args()
+    _die_with_parent()
+    # A terminal or a supervisor signals the whole group; it is the front that drains and stops us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    telemetry.setup("engine", otlp_endpoint="", log_level="info")
+    status = _serve(CoreEnd(socket.socket(fileno=args.fd)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Builds an engine: runner, worker, measured memory, limits."""
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from services.common import block_hash
+from services.engine.config import EngineConfig
+from services.engine.fake_runner import FakeModel, FakeRunner
+from services.engine.kv_cache import KVCacheManager
+from services.engine.llm_engine import LLMEngine
+from services.engine.request_checks import Limits
+from services.engine.runner import Runner
+from services.engine.worker import Worker
+
+
+def make_runner(config: EngineConfig) -> Runner:
+    """The runner that the configuration asks for; torch is loaded for a real model only."""
+    if config.simulate:
+        return FakeRunner(config.block_size, FakeModel.parse(config.simulate))
+    module = importlib.import_module("services.engine.model_runner")
+    return cast("Runner", module.ModelRunner(config))
+
+
+def build_engine(
+    config: EngineConfig,
+    runner: Callable[[], Runner] | None = None,
+    on_forward_end: Callable[[object], None] | None = None,
+) -> LLMEngine:
+    """Load the model, measure memory and make the blocks.
+
+    Args:
+        runner: made on the worker's thread instead of the configured one.
+        on_forward_end: called on the worker's thread once a forward is done (its argument is of
+            no use).
+
+    Raises:
+        ConfigError: a key that cannot be used, by its name.
+    """
+    worker = Worker(runner or (lambda: make_runner(config)), on_forward_end)
+    try:
+        info = worker.describe()
+        free = 0
+        if not config.num_blocks:
+            free = worker.profile_kv_bytes(config.max_num_batched_tokens, config.max_num_seqs)
+        memory = KVCacheManager.plan(config, info, free)
+        worker.allocate(memory.num_blocks + 1)
+    except BaseException:
+        worker.close()
+        raise
+    namespace = block_hash.namespace(
+        model_revision=info.model_revision,
+        kv_layout=info.kv_layout,
+        numerics_id=info.numerics_id,
+        block_size=memory.block_size,
+    )
+    return LLMEngine(config, worker, Limits(info, memory, namespace))
