@@ -29,7 +29,10 @@ class MetricsServer:
         except OSError as error:
             message = f"metrics_port: cannot listen on {host}:{port}: {error.strerror}"
             raise ConfigError(message) from error
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        # `stop` waits for one poll.
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True
+        ).start()
         return f"{host}:{self._server.server_port}"
 
     def stop(self) -> None:
