@@ -1,0 +1,210 @@
+"""The way to the engines: which balancer takes a request, and another when it cannot be reached."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from services.common import errors
+from services.common.rpc import ENGINE_ID_KEY, Membership
+
+log = logging.getLogger(__name__)
+
+RUN = "/inferfleet.internal.v1.Engine/Run"
+RETRY_PAUSE_S = 0.1
+# A later try must win over one that a lost balancer may still have running; balancers count on
+# from the number they are given.
+ATTEMPTS_PER_TRY = 16
+_ATTEMPT_TAG = b"\x20"  # field 4 of EngineRequest, as a varint; a later value wins
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+class Upstream:
+    """One open Run stream whose first message is here; the messages stay raw bytes."""
+
+    def __init__(self, call: Any, first: bytes, engine_id: str, stall_s: float) -> None:
+        self._call = call
+        self._first = first
+        self._stall_s = stall_s
+        self._stalled = False
+        self._loop = asyncio.get_running_loop()
+        self._heard_s = self._loop.time()
+        self._watch: asyncio.TimerHandle | None = None
+        self.engine_id = engine_id
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """All messages, the first included; to be called once.
+
+        Raises:
+            FleetError: the stream ended with a status, or fell silent.
+        """
+        self._look()
+        try:
+            yield self._first
+            while (raw := await self._call.read()) is not grpc.aio.EOF:
+                self._heard_s = self._loop.time()
+                yield raw
+        except grpc.RpcError as error:
+            raise _after_start(error) from error
+        except asyncio.CancelledError:
+            if self._stalled:
+                raise errors.AbortedError(
+                    f"the stream was silent for {self._stall_s:g} s", reason="STREAM_STALLED"
+                ) from None
+            raise_if_aborted(self._call)
+            raise
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Tell the other side that nobody listens any more; idempotent."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._call.cancel()
+
+    def _look(self) -> None:
+        # One timer for a whole stream: a timeout around each read would cost more than the read.
+        left = self._heard_s + self._stall_s - self._loop.time()
+        if left > 0:
+            self._watch = self._loop.call_later(left, self._look)
+        else:
+            self._stalled = True
+            self._call.cancel()
+
+
+class Balancers:
+    """Round robin over the balancers that are there now."""
+
+    def __init__(
+        self,
+        addresses: Callable[[], Sequence[str]],
+        membership: Membership,
+        *,
+        retry_s: float,
+        stall_s: float,
+    ) -> None:
+        self._addresses = addresses
+        self._membership = membership
+        self._retry_s = retry_s
+        self._stall_s = stall_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._turn = 0
+
+    async def open(self, wire: bytes, metadata: Metadata, deadline_s: float) -> Upstream:
+        """Send a serialised EngineRequest and wait for the first message.
+
+        Args:
+            wire: the message.
+            metadata: sent along, beside the fleet's token.
+            deadline_s: when the request is worth nothing any more, by time.monotonic().
+
+        Raises:
+            FleetError: what the balancer answered, or UnavailableError if none can be reached.
+        """
+        give_up = time.monotonic() + self._retry_s
+        attempt = 0
+        problem = errors.UnavailableError("no balancer is known", retry_after_s=1)
+        while True:
+            for address in self._order():
+                try:
+                    return await self._try(
+                        address, _numbered(wire, attempt), metadata, deadline_s - time.monotonic()
+                    )
+                except errors.UnavailableError as error:
+                    log.warning("balancer %s: %s", address, error.message)
+                    problem = error
+                attempt += 1
+            if problem.retry_after_s is not None and attempt:
+                raise problem  # said by a balancer that works: no engine takes it
+            if time.monotonic() >= give_up:
+                problem.retry_after_s = 1
+                raise problem
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def close(self) -> None:
+        """Close all channels; idempotent."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def forget_absent(self) -> None:
+        """Close the channels of balancers that are no longer there."""
+        present = set(self._addresses())
+        for address in [a for a in self._channels if a not in present]:
+            # Streams that still run on it go on until they end.
+            await self._channels.pop(address).close(grace=None)
+
+    def _order(self) -> list[str]:
+        addresses = list(self._addresses())
+        if not addresses:
+            return []
+        self._turn = (self._turn + 1) % len(addresses)
+        order = addresses[self._turn :] + addresses[: self._turn]
+        return sorted(order, key=self._is_failing)
+
+    def _is_failing(self, address: str) -> bool:
+        state = self._channel(address).get_state()
+        return state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._membership.channel(address)
+        return channel
+
+    async def _try(
+        self, address: str, wire: bytes, metadata: Metadata, timeout_s: float
+    ) -> Upstream:
+        run: Any = self._channel(address).unary_stream(RUN)  # no serialisers: raw bytes both ways
+        call = run(wire, metadata=(*self._membership.metadata, *metadata), timeout=timeout_s)
+        try:
+            first = await call.read()
+            if first is grpc.aio.EOF:
+                raise errors.UnavailableError(f"balancer {address} ended the stream unanswered")
+            engine_id = dict(await call.initial_metadata()).get(ENGINE_ID_KEY, "")
+        except grpc.RpcError as error:
+            raise errors.error_of(error) from error
+        except asyncio.CancelledError:
+            raise_if_aborted(call)
+            call.cancel()
+            raise
+        return Upstream(call, first, str(engine_id), self._stall_s)
+
+
+def raise_if_aborted(call: Any) -> None:
+    """grpc.aio shows a peer's status CANCELLED as if our own task had been cancelled.
+
+    Raises:
+        CancelledError: the fleet's own, if the peer ended the stream and nobody cancelled us.
+    """
+    task = asyncio.current_task()
+    if call.done() and not (task is not None and task.cancelling()):
+        raise errors.CancelledError("the request was aborted") from None
+
+
+def _numbered(wire: bytes, attempt: int) -> bytes:
+    if attempt == 0:
+        return wire
+    return wire + _ATTEMPT_TAG + _varint(attempt * ATTEMPTS_PER_TRY)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _after_start(error: grpc.RpcError) -> errors.FleetError:
+    found = errors.error_of(error)
+    if isinstance(found, errors.UnavailableError):
+        # The balancer itself died: to the caller that is a broken stream, not a refused one.
+        return errors.AbortedError(f"the stream broke: {found.message}", metadata=found.metadata)
+    return found

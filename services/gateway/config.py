@@ -1,0 +1,46 @@
+"""What a gateway is told at start; see `python -m services.gateway --help`."""
+
+from dataclasses import dataclass
+
+from services.common.config import setting
+from services.common.service_config import ServiceConfig
+
+
+def _aliases(pairs: tuple[str, ...]) -> str | None:
+    bad = [pair for pair in pairs if not all(pair.partition("="))]
+    return f"{bad[0]!r} is not alias=model" if bad else None
+
+
+@dataclass(frozen=True)
+class GatewayConfig(ServiceConfig):
+    """Where the fleet's face listens, whom it asks, and whom it lets in."""
+
+    port: int = setting(50051, "port of the public gRPC; 0 takes a free one", low=0, high=65535)
+    http_port: int = setting(
+        8080, "port of the OpenAI-compatible HTTP; 0 takes a free one", low=0, high=65535
+    )
+    etcd: tuple[str, ...] = setting(
+        (), "host:port of etcd, where engines and balancers say that they live"
+    )
+    engines: tuple[str, ...] = setting(
+        (), "host:port of engines to ask for their models, when there is no etcd"
+    )
+    balancers: tuple[str, ...] = setting(
+        (), "host:port of balancers (or of one engine); empty: those in etcd"
+    )
+    aliases: tuple[str, ...] = setting(
+        (), "further names of models, as alias=model", check=_aliases
+    )
+    api_keys_file: str = setting(
+        "", "lines `tenant sha256:<hex of the key>`, read again when changed; empty: no key asked"
+    )
+    request_timeout_s: float = setting(
+        600.0, "longest life of a request whose caller sets no deadline", unit="seconds", low=0.1
+    )
+    stall_timeout_s: float = setting(
+        60.0, "a stream silent for so long after its first message ends", unit="seconds", low=0.1
+    )
+    connect_retry_s: float = setting(
+        3.0, "how long to look for a balancer that can be reached", unit="seconds", low=0
+    )
+    text_threads: int = setting(2, "threads that render and tokenise long prompts", low=1, high=64)

@@ -1,0 +1,179 @@
+"""Enqueue at the door: from a caller's request to the one that travels inside the fleet.
+
+Model, bounds, prompt text to token ids, length, seed, tenant and salt: after this an engine needs
+nothing but the message.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from inferfleet.internal.v1 import engine_pb2
+from inferfleet.v1 import inference_pb2
+from services.common.block_hash import effective_salt
+from services.common.errors import InvalidArgumentError
+from services.common.text import render_chat
+from services.gateway.catalog import Catalog, ModelView
+from services.gateway.checks import check_request, refuse
+from services.gateway.text_store import ModelText, TextStore
+
+T = TypeVar("T")
+# Shorter texts are done before a thread would have woken up.
+INLINE_CHARS = 2048
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that may be sent to a balancer."""
+
+    model: ModelView
+    text: ModelText
+    prompt_token_ids: Sequence[int]
+    wire: bytes
+    """A serialised EngineRequest."""
+
+
+class Door:
+    """Turns public requests into internal ones; keeps no state of its own."""
+
+    def __init__(
+        self, catalog: Catalog, texts: TextStore, pool: Executor, tracer: trace.Tracer
+    ) -> None:
+        self._catalog = catalog
+        self._texts = texts
+        self._pool = pool
+        self._tracer = tracer
+
+    async def admit(
+        self,
+        request: inference_pb2.GenerateRequest,
+        *,
+        tenant: str,
+        request_id: str,
+        context: Context,
+    ) -> Admitted:
+        """Check and complete a request; the caller's message is not changed.
+
+        Raises:
+            FleetError: as the contract says; nothing was sent anywhere.
+        """
+        model = self._catalog.find(request.model)
+        check_request(request, model.vocab_size)
+        text = await self._texts.get(model)
+        ids = await self._prompt_ids(request, model, text, context)
+        _check_length(request, len(ids), model.max_model_len)
+        inner = inference_pb2.GenerateRequest()
+        inner.CopyFrom(request)
+        inner.model = model.name
+        inner.request_id = request_id
+        inner.token_ids.ids[:] = ids
+        if not inner.sampling.HasField("seed"):
+            inner.sampling.seed = secrets.randbits(64)
+        envelope = engine_pb2.EngineRequest(
+            request=inner, tenant=tenant, salt=effective_salt(tenant)
+        )
+        return Admitted(model, text, ids, envelope.SerializeToString())
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest
+    ) -> inference_pb2.TokenizeResponse:
+        """Answer the public Tokenize."""
+        text = await self._texts.get(self._catalog.find(request.model))
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            refuse("prompt", "one of text and chat is needed")
+        if kind == "chat":
+            rendered = await self._render(text, request.chat)
+        else:
+            rendered = request.text
+        ids = await self._encode(text, rendered, add_special_tokens=kind == "text")
+        return inference_pb2.TokenizeResponse(token_ids=ids, rendered=rendered)
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest
+    ) -> inference_pb2.DetokenizeResponse:
+        """Answer the public Detokenize."""
+        model = self._catalog.find(request.model)
+        highest = max(request.token_ids, default=0)
+        if highest >= model.vocab_size:
+            refuse("token_ids", f"{highest} is outside the vocabulary of {model.vocab_size}")
+        text = await self._texts.get(model)
+        decoded = text.tokenizer.decode(
+            request.token_ids, skip_special_tokens=not request.keep_special_tokens
+        )
+        return inference_pb2.DetokenizeResponse(text=decoded)
+
+    async def _prompt_ids(
+        self,
+        request: inference_pb2.GenerateRequest,
+        model: ModelView,
+        text: ModelText,
+        context: Context,
+    ) -> Sequence[int]:
+        kind = request.WhichOneof("prompt")
+        if kind == "token_ids":
+            return request.token_ids.ids
+        rendered = request.text
+        if kind == "chat":
+            with self._tracer.start_as_current_span("render", context=context):
+                rendered = await self._render(text, request.chat)
+        _check_text_length(rendered, text, model.max_model_len, _field_of(request))
+        with self._tracer.start_as_current_span("tokenize", context=context) as span:
+            ids = await self._encode(text, rendered, add_special_tokens=kind == "text")
+            span.set_attribute("inferfleet.prompt_tokens", len(ids))
+        if not ids:
+            refuse(_field_of(request), "has no tokens")
+        return ids
+
+    async def _render(self, text: ModelText, chat: inference_pb2.Chat) -> str:
+        size = sum(len(message.content) for message in chat.messages)
+        return await self._run(size, lambda: render_chat(text.template, chat))
+
+    async def _encode(
+        self, text: ModelText, rendered: str, *, add_special_tokens: bool
+    ) -> list[int]:
+        encode = text.tokenizer.encode
+        return await self._run(
+            len(rendered), lambda: encode(rendered, add_special_tokens=add_special_tokens)
+        )
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _field_of(request: inference_pb2.GenerateRequest) -> str:
+    kind = str(request.WhichOneof("prompt"))
+    return "token_ids.ids" if kind == "token_ids" else kind
+
+
+def _check_text_length(text: str, known: ModelText, max_model_len: int, field: str) -> None:
+    """Refuse, before the work of tokenising it, a text that cannot fit whatever its tokens."""
+    least = len(text.encode()) // max(known.tokenizer.max_token_bytes, 1)
+    if least >= max_model_len:
+        _too_long(field, f"at least {least}", max_model_len)
+
+
+def _check_length(
+    request: inference_pb2.GenerateRequest, prompt_tokens: int, max_model_len: int
+) -> None:
+    if prompt_tokens >= max_model_len:
+        _too_long(_field_of(request), str(prompt_tokens), max_model_len)
+
+
+def _too_long(field: str, tokens: str, max_model_len: int) -> NoReturn:
+    raise InvalidArgumentError.for_field(
+        field,
+        f"the prompt has {tokens} tokens and the model's context holds {max_model_len}, "
+        "of which one is needed for output",
+        reason="CONTEXT_LENGTH_EXCEEDED",
+        prompt_tokens=tokens,
+        max_model_len=str(max_model_len),
+    )

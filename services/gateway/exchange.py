@@ -1,0 +1,166 @@
+"""One request at the gateway, from arrival to end, whichever face it came in by.
+
+Owns the request's place in flight, its span and its upstream stream, and frees all three however
+the request ends.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from inferfleet.v1 import inference_pb2
+from services.common import rpc, telemetry
+from services.common.errors import AbortedError, DeadlineExceededError
+from services.gateway.balancers import Balancers, Upstream
+from services.gateway.checks import refuse, request_id_problem
+from services.gateway.door import Admitted, Door
+from services.gateway.in_flight import InFlight
+from services.gateway.observation import Metrics, Observation
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What a face knows of the one who asks."""
+
+    face: str
+    """"grpc" or "http"."""
+    tenant: str = ""
+    request_id: str = ""
+    """Chosen by the caller outside the message; "" if it chose none."""
+    request_id_field: str = "request_id"
+    """What an error about it should name."""
+    parent: Context = field(default_factory=Context)
+    timeout_s: float | None = None
+    """Left of the caller's own deadline."""
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """The gateway's parts that an exchange passes through."""
+
+    door: Door
+    balancers: Balancers
+    in_flight: InFlight
+    metrics: Metrics
+    tracer: trace.Tracer
+    request_timeout_s: float
+
+
+class Exchange:
+    """Use as `async with`: entering admits and opens the stream, leaving frees everything."""
+
+    def __init__(
+        self, rooms: Rooms, request: inference_pb2.GenerateRequest, caller: Caller
+    ) -> None:
+        self._rooms = rooms
+        self._request = request
+        self._caller = caller
+        chosen = request.request_id or caller.request_id
+        self._id_problem = request_id_problem(chosen) if chosen else ""
+        self.request_id = chosen if chosen and not self._id_problem else new_request_id()
+        own = rooms.request_timeout_s
+        self._timeout_s = own if caller.timeout_s is None else min(caller.timeout_s, own)
+        self._place = contextlib.ExitStack()
+        self._upstream: Upstream | None = None
+        self._admitted: Admitted | None = None
+        self._observed = Observation(
+            rooms.metrics,
+            rooms.tracer,
+            request,
+            face=caller.face,
+            parent=caller.parent,
+            request_id=self.request_id,
+        )
+        self.trace_id = self._observed.trace_id
+
+    @property
+    def engine_id(self) -> str:
+        """Which engine runs it; "" before the stream is open."""
+        return self._upstream.engine_id if self._upstream else ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the first message is here."""
+        return self._upstream is not None
+
+    @property
+    def admitted(self) -> Admitted:
+        """What was sent; only once entered."""
+        assert self._admitted is not None, "the exchange is not open"
+        return self._admitted
+
+    async def __aenter__(self) -> "Exchange":
+        token = telemetry.request_id_var.set(self.request_id)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._open()
+        except TimeoutError:
+            late = DeadlineExceededError(f"no answer within {self._timeout_s:g} s")
+            self._free(late)
+            raise late from None
+        except BaseException as error:
+            self._free(error)
+            raise
+        finally:
+            telemetry.request_id_var.reset(token)
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._free(error)
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        """The stream's messages as raw bytes, up to its proper end.
+
+        Raises:
+            FleetError: the stream ended with a status, fell silent or was cut.
+        """
+        assert self._upstream is not None, "the exchange is not open"
+        saw = self._observed.saw
+        async with contextlib.aclosing(self._upstream.messages()) as messages:
+            async for raw in messages:
+                saw(raw)
+                yield raw
+        if not self._observed.complete:
+            raise AbortedError("the stream ended without its summary")
+
+    def abandon(self) -> None:
+        """The caller is gone: free everything now, whoever still waits for a message."""
+        self._free(asyncio.CancelledError())
+
+    async def _open(self) -> None:
+        deadline_s = time.monotonic() + self._timeout_s
+        if self._id_problem:
+            refuse(self._caller.request_id_field, self._id_problem)
+        tenant = self._caller.tenant
+        self._place.enter_context(self._rooms.in_flight.holding(tenant, self.request_id))
+        self._admitted = await self._rooms.door.admit(
+            self._request,
+            tenant=tenant,
+            request_id=self.request_id,
+            context=self._observed.context,
+        )
+        self._observed.known_model(self._admitted.model.name)
+        metadata = (
+            (rpc.REQUEST_ID_KEY, self.request_id),
+            *telemetry.inject(self._observed.context),
+        )
+        self._upstream = await self._rooms.balancers.open(self._admitted.wire, metadata, deadline_s)
+
+    def _free(self, error: BaseException | None) -> None:
+        if self._upstream is not None:
+            self._upstream.cancel()
+        self._place.close()
+        if isinstance(error, GeneratorExit):
+            error = asyncio.CancelledError()
+        self._observed.end(error)
+
+
+def new_request_id() -> str:
+    """A fresh id for a caller that chose none."""
+    return f"req-{uuid.uuid4().hex}"

@@ -1,0 +1,118 @@
+"""Routes of the HTTP face."""
+
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from services.common.errors import FleetError, InvalidArgumentError, NotFoundError
+from services.gateway.catalog import Catalog, ModelView
+from services.gateway.exchange import Rooms
+from services.gateway.openai.chat_format import ChatFormat
+from services.gateway.openai.chat_request import read_chat
+from services.gateway.openai.completion_format import CompletionFormat
+from services.gateway.openai.completion_request import read_completion
+from services.gateway.openai.endpoint import (
+    GenerationEndpoint,
+    caller_of,
+    error_response,
+    json_response,
+)
+from services.gateway.tenants import Tenants
+
+# Endpoints that clients of OpenAI try; named, so that the answer is not just "not found".
+UNSERVED = (
+    "embeddings",
+    "responses",
+    "moderations",
+    "images/generations",
+    "audio/speech",
+    "audio/transcriptions",
+    "audio/translations",
+    "files",
+    "batches",
+    "fine_tuning/jobs",
+    "assistants",
+    "threads",
+)
+
+
+def make_app(rooms: Rooms, tenants: Tenants, catalog: Catalog) -> Starlette:
+    """The ASGI application of one gateway."""
+    chat = GenerationEndpoint(
+        rooms, tenants, prefix="chatcmpl", read=read_chat, make_format=ChatFormat
+    )
+    completions = GenerationEndpoint(
+        rooms, tenants, prefix="cmpl", read=read_completion, make_format=CompletionFormat
+    )
+    models = _Models(catalog, tenants)
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", models.listing, methods=["GET"]),
+        Route("/v1/models/{name:path}", models.single, methods=["GET"]),
+        Route("/healthz", lambda _: _healthz(rooms), methods=["GET"]),
+        *(Route(f"/v1/{path}", _unserved, methods=["GET", "POST"]) for path in UNSERVED),
+    ]
+    handlers: dict[Any, Any] = {HTTPException: _http_error, FleetError: _fleet_error}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+class _Models:
+    def __init__(self, catalog: Catalog, tenants: Tenants) -> None:
+        self._catalog = catalog
+        self._tenants = tenants
+
+    async def listing(self, request: Request) -> Response:
+        caller_of(request.scope, self._tenants)
+        models = [_model(model) for model in self._catalog.models]
+        return json_response(200, {"object": "list", "data": models})
+
+    async def single(self, request: Request) -> Response:
+        caller_of(request.scope, self._tenants)
+        return json_response(200, _model(self._catalog.find(request.path_params["name"])))
+
+
+def _model(model: ModelView) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_unix_s,
+        "owned_by": "inferfleet",
+        "revision": model.revision,
+        "max_model_len": model.max_model_len,
+    }
+
+
+async def _healthz(rooms: Rooms) -> Response:
+    if rooms.in_flight.draining:
+        return PlainTextResponse("draining\n", status_code=503)
+    return PlainTextResponse("ok\n")
+
+
+async def _unserved(request: Request) -> Response:
+    return error_response(
+        NotFoundError(
+            f"{request.url.path} is not served; /v1/chat/completions, /v1/completions and "
+            "/v1/models are",
+            reason="UNSUPPORTED_ENDPOINT",
+        )
+    )
+
+
+async def _fleet_error(request: Request, error: FleetError) -> Response:
+    del request
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return error_response(NotFoundError(f"{where}: no such path", reason="UNKNOWN_URL"))
+    wrong = InvalidArgumentError(f"{where}: {error.detail}", reason="METHOD_NOT_ALLOWED")
+    response = error_response(wrong, dict(error.headers or {}))
+    response.status_code = error.status_code
+    return response

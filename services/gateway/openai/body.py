@@ -1,0 +1,58 @@
+"""A request's body, bounded; and the moment at which its sender leaves."""
+
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Receive, Scope
+
+from services.common.errors import CancelledError, InvalidArgumentError
+from services.common.rpc import MAX_RECEIVE_BYTES
+from services.gateway.openai.errors import PayloadTooLargeError
+
+
+async def read_json(scope: Scope, receive: Receive) -> Any:
+    """The body as a JSON value.
+
+    Raises:
+        PayloadTooLargeError: it is longer than a gRPC message may be.
+        InvalidArgumentError: it is not JSON.
+        CancelledError: the client left while sending.
+    """
+    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > MAX_RECEIVE_BYTES:
+        _too_large()
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CancelledError("the client left while sending its request")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_RECEIVE_BYTES:
+            _too_large()
+        parts.append(part)
+        more = message.get("more_body", False)
+    return _decode(b"".join(parts))
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return once the client has closed its side."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _decode(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(
+            f"the body is not JSON: {str(error)[:200]}", reason="INVALID_JSON"
+        ) from None
+
+
+def _too_large() -> None:
+    raise PayloadTooLargeError(
+        f"the body is longer than {MAX_RECEIVE_BYTES} bytes", reason="PAYLOAD_TOO_LARGE"
+    )

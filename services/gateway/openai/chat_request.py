@@ -1,0 +1,143 @@
+"""/v1/chat/completions: the body as a GenerateRequest."""
+
+from typing import Any
+
+from inferfleet.v1 import inference_pb2
+from services.gateway.openai.fields import Fields, kind_of, refuse
+from services.gateway.openai.plan import Plan
+from services.gateway.openai.shared_fields import (
+    HARMLESS,
+    MAX_INT,
+    read_constraint,
+    read_routing,
+    read_sampling,
+    read_stop,
+    read_stream,
+)
+
+MAX_MESSAGES = 4096
+
+
+def read_chat(body: Any) -> Plan:
+    """Understand a body.
+
+    Raises:
+        InvalidArgumentError: naming the field that is wrong or not supported.
+    """
+    fields = Fields(body)
+    request = inference_pb2.GenerateRequest(model=fields.text("model") or "")
+    messages = fields.items("messages", MAX_MESSAGES)
+    if not messages:
+        refuse("messages", "must be a non-empty array")
+    for index, message in enumerate(messages):
+        _read_message(Fields(message, f"messages[{index}]"), request.chat.messages.add())
+    _read_template(fields, request.chat)
+    _read_tools(fields)
+    read_sampling(fields, request)
+    read_stop(fields, request)
+    read_routing(fields, request)
+    read_constraint(fields, request)
+    _read_max_tokens(fields, request)
+    logprobs = _read_logprobs(fields, request)
+    stream, include_usage = read_stream(fields)
+    if (fields.items("modalities", 8) or ["text"]) != ["text"]:
+        refuse("modalities", "only text is served")
+    fields.ignore(*HARMLESS)
+    fields.done()
+    return Plan((request,), stream, include_usage, logprobs)
+
+
+def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
+    role = fields.text("role")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        refuse(
+            fields.name("role"),
+            f"must be system, developer, user, assistant or tool, got {kind_of(role)}",
+        )
+    message.role = "system" if role == "developer" else role
+    message.content = _content(fields)
+    message.name = fields.text("name") or ""
+    message.tool_call_id = fields.text("tool_call_id") or ""
+    message.reasoning_content = fields.text("reasoning_content") or ""
+    for index, call in enumerate(fields.items("tool_calls", 128) or []):
+        inner = Fields(call, f"{fields.name('tool_calls')}[{index}]")
+        _read_call(inner, message.tool_calls.add(index=index))
+    fields.ignore("annotations")
+    fields.done()
+
+
+def _content(fields: Fields) -> str:
+    content = fields.take("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        refuse(fields.name("content"), f"must be a string or parts, got {kind_of(content)}")
+    texts = []
+    for index, item in enumerate(content):
+        part = Fields(item, f"{fields.name('content')}[{index}]")
+        kind = part.text("type")
+        if kind != "text":
+            refuse(part.name("type"), f"only text parts are served, got {kind_of(kind)}")
+        texts.append(part.text("text") or "")
+        part.done()
+    return "".join(texts)
+
+
+def _read_call(fields: Fields, call: inference_pb2.ToolCall) -> None:
+    call.id = fields.text("id") or ""
+    fields.ignore("type", "index")
+    function = fields.nested("function")
+    if function is None:
+        refuse(fields.name("function"), "is needed")
+    call.name = function.text("name") or ""
+    call.arguments = function.text("arguments") or ""
+    function.done()
+    fields.done()
+
+
+def _read_template(fields: Fields, chat: inference_pb2.Chat) -> None:
+    args = fields.take("chat_template_kwargs")
+    if args is not None and not isinstance(args, dict):
+        refuse("chat_template_kwargs", f"must be an object, got {kind_of(args)}")
+    try:
+        chat.template_args.update(args or {})
+    except (TypeError, ValueError) as error:
+        refuse("chat_template_kwargs", str(error))
+    prompt = fields.boolean("add_generation_prompt")
+    if prompt is not None:
+        chat.template_args["add_generation_prompt"] = prompt
+
+
+def _read_tools(fields: Fields) -> None:
+    """Calling tools is not served: only a client that forbids it itself may list some."""
+    tools = fields.items("tools", 128)
+    choice = fields.take("tool_choice")
+    if choice not in (None, "none", "auto"):
+        refuse("tool_choice", "calling tools is not served; none is", reason="UNSUPPORTED_FIELD")
+    if tools and choice != "none":
+        refuse(
+            "tools",
+            "calling tools is not served; only tool_choice none is",
+            reason="UNSUPPORTED_FIELD",
+        )
+
+
+def _read_max_tokens(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
+    newer = fields.integer("max_completion_tokens", 1, MAX_INT)
+    older = fields.integer("max_tokens", 1, MAX_INT)
+    if newer is not None and older is not None and newer != older:
+        refuse("max_tokens", "differs from max_completion_tokens")
+    most = older if newer is None else newer
+    if most is not None:
+        request.stop.max_tokens = most
+
+
+def _read_logprobs(fields: Fields, request: inference_pb2.GenerateRequest) -> bool:
+    wanted = bool(fields.boolean("logprobs"))
+    top = fields.integer("top_logprobs", 0, 20)
+    if top and not wanted:
+        refuse("top_logprobs", "needs logprobs true")
+    request.response.logprobs = wanted
+    if top is not None:
+        request.response.top_logprobs = top
+    return wanted

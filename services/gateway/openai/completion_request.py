@@ -1,0 +1,83 @@
+"""/v1/completions: the body as one GenerateRequest per prompt."""
+
+from typing import Any
+
+from inferfleet.v1 import inference_pb2
+from services.gateway.openai.fields import Fields, kind_of, refuse
+from services.gateway.openai.plan import Plan
+from services.gateway.openai.shared_fields import (
+    HARMLESS,
+    MAX_INT,
+    read_constraint,
+    read_routing,
+    read_sampling,
+    read_stop,
+    read_stream,
+    token_ids_of,
+)
+
+MAX_PROMPTS = 64
+
+
+def read_completion(body: Any) -> Plan:
+    """Understand a body.
+
+    Raises:
+        InvalidArgumentError: naming the field that is wrong or not supported.
+    """
+    fields = Fields(body)
+    common = inference_pb2.GenerateRequest(model=fields.text("model") or "")
+    read_sampling(fields, common)
+    read_stop(fields, common)
+    read_routing(fields, common)
+    read_constraint(fields, common)
+    max_tokens = fields.integer("max_tokens", 1, MAX_INT)
+    if max_tokens is not None:
+        common.stop.max_tokens = max_tokens
+    best_of = fields.integer("best_of", 1, MAX_INT)
+    n = common.sampling.n if common.sampling.HasField("n") else 1
+    if best_of is not None and best_of != n:
+        refuse("best_of", f"only as many as n are made, which is {n}; got {best_of}")
+    logprobs = fields.integer("logprobs", 0, 20)
+    echo = bool(fields.boolean("echo"))
+    common.response.echo = echo
+    if logprobs is not None:
+        common.response.logprobs = True
+        common.response.top_logprobs = logprobs
+        common.response.prompt_logprobs = echo
+    stream, include_usage = read_stream(fields)
+    requests = _requests(fields.take("prompt"), common)
+    fields.ignore(*HARMLESS)
+    fields.done()
+    return Plan(requests, stream, include_usage, logprobs is not None, echo)
+
+
+def _requests(
+    prompt: Any, common: inference_pb2.GenerateRequest
+) -> tuple[inference_pb2.GenerateRequest, ...]:
+    requests = []
+    for single in _prompts(prompt):
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(common)
+        if isinstance(single, str):
+            request.text = single
+        else:
+            request.token_ids.ids.extend(token_ids_of(single, "prompt"))
+        requests.append(request)
+    return tuple(requests)
+
+
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    """A string, an array of strings, an array of ids, or an array of such arrays."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        refuse("prompt", f"must be text, token ids or an array of these, got {kind_of(prompt)}")
+    if isinstance(prompt[0], int):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        refuse("prompt", f"at most {MAX_PROMPTS} prompts, got {len(prompt)}")
+    for index, single in enumerate(prompt):
+        if not isinstance(single, str | list):
+            refuse(f"prompt[{index}]", f"must be text or token ids, got {kind_of(single)}")
+    return prompt

@@ -1,0 +1,87 @@
+"""The fleet's errors in OpenAI's clothes: status, body and headers."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from services.common.errors import FleetError
+
+_STATUS: Mapping[str, tuple[int, str]] = {
+    "INVALID_ARGUMENT": (400, "invalid_request_error"),
+    "FAILED_PRECONDITION": (400, "invalid_request_error"),
+    "UNIMPLEMENTED": (400, "invalid_request_error"),
+    "UNAUTHENTICATED": (401, "authentication_error"),
+    "PERMISSION_DENIED": (403, "permission_error"),
+    "NOT_FOUND": (404, "invalid_request_error"),
+    "ALREADY_EXISTS": (409, "invalid_request_error"),
+    "RESOURCE_EXHAUSTED": (429, "rate_limit_error"),
+    "CANCELLED": (499, "server_error"),
+    "UNAVAILABLE": (503, "server_error"),
+    "DEADLINE_EXCEEDED": (504, "server_error"),
+}
+_RENAMED = {
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "chat": "messages",
+    "chat.template_args": "chat_template_kwargs",
+    "stop.stop_strings": "stop",
+    "stop.include_stop_in_output": "include_stop_str_in_output",
+    "response.prompt_logprobs": "logprobs",
+    "request_id": "X-Request-Id",
+}
+_STOP_STRING = re.compile(r"stop\.stop_strings(\[\d+\])")
+_PREFIXES = ("sampling.", "stop.", "response.", "chat.", "routing.", "cache.")
+
+
+class PayloadTooLargeError(FleetError):
+    """The body is over the limit; HTTP has a status of its own for that."""
+
+
+def param_of(field: str) -> str:
+    """The name that an OpenAI client knows a field of ours by; its own names pass unchanged."""
+    if field in _RENAMED:
+        return _RENAMED[field]
+    found = _STOP_STRING.fullmatch(field)
+    if found:
+        return f"stop{found[1]}"
+    if field.startswith("constraint"):
+        return "response_format"
+    for prefix in _PREFIXES:
+        if field.startswith(prefix):
+            return field.removeprefix(prefix)
+    return field
+
+
+def status_of(error: FleetError) -> int:
+    """The HTTP status."""
+    if isinstance(error, PayloadTooLargeError):
+        return 413
+    return _STATUS.get(error.code.name, (500, ""))[0]
+
+
+def body_of(error: FleetError) -> dict[str, Any]:
+    """The body, as both a plain answer and an event of a stream carry it."""
+    field = error.violations[0].field if error.violations else None
+    message = error.message
+    param = None
+    if field is not None:
+        param = param_of(field)
+        if message.startswith(f"{field}:"):
+            message = param + message.removeprefix(field)
+    kind = _STATUS.get(error.code.name, (500, "server_error"))[1]
+    if isinstance(error, PayloadTooLargeError):
+        kind = "invalid_request_error"
+    code = error.reason.lower()
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def headers_of(error: FleetError) -> dict[str, str]:
+    """Headers that tell a client whether and when to come again."""
+    status = status_of(error)
+    headers = {"x-should-retry": "true" if status in (429, 503) else "false"}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if status == 413:
+        headers["connection"] = "close"
+    return headers

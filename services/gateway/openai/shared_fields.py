@@ -1,0 +1,175 @@
+"""What chat and plain completions have in common: sampling, stops, constraints, options."""
+
+from typing import Any
+
+import msgspec
+
+from inferfleet.v1 import inference_pb2
+from services.gateway.checks import MAX_BIASED_IDS, MAX_STOP_STRINGS
+from services.gateway.openai.fields import Fields, kind_of, refuse
+
+# They change nothing in the answer: labels, retention and tiers of a hosted product.
+HARMLESS = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+)
+MAX_INT = 2**31 - 1
+MAX_IDS = 100_000
+
+
+def read_sampling(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
+    """Fill `request.sampling`; ranges of numbers are checked where the contract is."""
+    sampling = request.sampling
+    for name in (
+        "temperature",
+        "top_p",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+    ):
+        number = fields.number(name)
+        if number is not None:
+            setattr(sampling, name, number)
+    top_k = fields.integer("top_k", -1, MAX_INT)
+    if top_k is not None:
+        sampling.top_k = max(top_k, 0)  # 0 and -1 both are off
+    n = fields.integer("n", 0, MAX_INT)
+    if n is not None:
+        sampling.n = n
+    seed = fields.integer("seed", 0, 2**64 - 1)
+    if seed is not None:
+        sampling.seed = seed
+    _read_bias(fields, sampling)
+
+
+def read_stop(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
+    """Fill `request.stop`, except for the maximum, whose name differs."""
+    stop = fields.take("stop")
+    texts = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        refuse("stop", f"must be a string or an array of strings, got {kind_of(stop)}")
+    if len(texts) > MAX_STOP_STRINGS:
+        refuse("stop", f"at most {MAX_STOP_STRINGS} strings, got {len(texts)}")
+    request.stop.stop_strings.extend(texts)
+    min_tokens = fields.integer("min_tokens", 0, MAX_INT)
+    if min_tokens is not None:
+        request.stop.min_tokens = min_tokens
+    ids = fields.items("stop_token_ids", MAX_IDS) or []
+    request.stop.stop_token_ids.extend(token_ids_of(ids, "stop_token_ids"))
+    request.stop.ignore_eos = bool(fields.boolean("ignore_eos"))
+    request.stop.include_stop_in_output = bool(fields.boolean("include_stop_str_in_output"))
+
+
+def read_routing(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
+    """Fill `request.routing`: extensions beside OpenAI's own fields."""
+    priority = fields.integer("priority", -(2**31), MAX_INT)
+    if priority is not None:
+        request.routing.priority = priority
+    session = fields.text("session_id")
+    if session is not None:
+        request.routing.session_id = session
+
+
+def read_constraint(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
+    """Fill `request.constraint` from response_format or structured_outputs."""
+    wanted = fields.nested("response_format")
+    if wanted is not None:
+        _read_response_format(wanted, request.constraint)
+    extended = fields.nested("structured_outputs")
+    if extended is not None:
+        if request.constraint.WhichOneof("kind") is not None:
+            refuse("structured_outputs", "cannot be had together with response_format")
+        _read_structured(extended, request.constraint)
+
+
+def read_stream(fields: Fields) -> tuple[bool, bool]:
+    """`stream`, and whether its last event tells the usage."""
+    stream = bool(fields.boolean("stream"))
+    options = fields.nested("stream_options")
+    if options is None:
+        return stream, False
+    if not stream:
+        refuse("stream_options", "is allowed only with stream")
+    usage = bool(options.boolean("include_usage"))
+    options.ignore("include_obfuscation")
+    options.done()
+    return stream, usage
+
+
+def token_ids_of(values: list[Any], field: str) -> list[int]:
+    """Ids from a JSON array.
+
+    Raises:
+        InvalidArgumentError: one is no 32-bit id.
+    """
+    for value in values:
+        if type(value) is not int or not 0 <= value < 2**32:
+            refuse(field, f"{kind_of(value)} is no token id")
+    return values
+
+
+def _read_bias(fields: Fields, sampling: inference_pb2.SamplingParams) -> None:
+    bias = fields.take("logit_bias")
+    if bias is None:
+        return
+    if not isinstance(bias, dict):
+        refuse("logit_bias", f"must be an object of token id to bias, got {kind_of(bias)}")
+    if len(bias) > MAX_BIASED_IDS:
+        refuse("logit_bias", f"at most {MAX_BIASED_IDS} ids, got {len(bias)}")
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdecimal() and int(key) < 2**32):
+            refuse("logit_bias", f"{key[:40]!r} is no token id")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            refuse(f"logit_bias[{key}]", f"must be a number, got {kind_of(value)}")
+        if not -100 <= value <= 100:
+            refuse(f"logit_bias[{key}]", f"must be in [-100, 100], got {value:g}")
+        sampling.logit_bias[int(key)] = value
+
+
+def _read_response_format(wanted: Fields, constraint: inference_pb2.Constraint) -> None:
+    kind = wanted.text("type")
+    if kind == "json_object":
+        constraint.json_object = True
+    elif kind == "json_schema":
+        named = wanted.nested("json_schema")
+        if named is None:
+            refuse("response_format.json_schema", "is needed for this type")
+        named.ignore("name", "description", "strict")
+        constraint.json_schema = _schema_text(named, "schema")
+        named.done()
+    elif kind != "text":
+        allowed = "text, json_object or json_schema"
+        refuse("response_format.type", f"must be {allowed}, got {kind_of(kind)}")
+    wanted.done()
+
+
+def _read_structured(wanted: Fields, constraint: inference_pb2.Constraint) -> None:
+    """vLLM's extension: one of json, regex, choice, grammar, json_object, structural_tag."""
+    if wanted.take("json") is not None:
+        constraint.json_schema = _schema_text(wanted, "json")
+    for theirs, ours in (("regex", "regex"), ("grammar", "ebnf"), ("structural_tag",) * 2):
+        text = wanted.text(theirs)
+        if text is not None:
+            setattr(constraint, ours, text)
+    if wanted.boolean("json_object"):
+        constraint.json_object = True
+    choice = wanted.items("choice", MAX_IDS)
+    if choice is not None:
+        if not all(isinstance(text, str) for text in choice):
+            refuse(wanted.name("choice"), "must be an array of strings")
+        constraint.choice.texts.extend(choice)
+    wanted.done()
+
+
+def _schema_text(fields: Fields, name: str) -> str:
+    schema = fields.take(name)
+    if not isinstance(schema, dict | bool):
+        refuse(fields.name(name), f"must be a JSON Schema, got {kind_of(schema)}")
+    return msgspec.json.encode(schema).decode()

@@ -1,0 +1,182 @@
+"""The gateway's parts put together, started, drained and stopped."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from opentelemetry.sdk.trace.export import SpanExporter
+from prometheus_client import CollectorRegistry
+
+from services.common import lifecycle, rpc, telemetry
+from services.common.config import ConfigError
+from services.common.etcd import Etcd
+from services.common.metrics import MetricsServer
+from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX, RegistryView
+from services.gateway.balancers import Balancers
+from services.gateway.catalog import Catalog, addresses_of
+from services.gateway.config import GatewayConfig
+from services.gateway.door import Door
+from services.gateway.exchange import Rooms
+from services.gateway.in_flight import InFlight
+from services.gateway.observation import Metrics
+from services.gateway.openai.app import make_app
+from services.gateway.openai.http_server import HttpServer
+from services.gateway.servicer import SERVICE, InferenceServicer
+from services.gateway.static_engines import StaticEngines
+from services.gateway.tenants import Tenants
+from services.gateway.text_store import TextStore
+
+log = logging.getLogger(__name__)
+
+FIRST_LISTING_S = 5.0
+
+
+class GatewayService:
+    """See lifecycle.Service. Constructed inside the loop that it runs in."""
+
+    def __init__(self, config: GatewayConfig, exporter: SpanExporter | None = None) -> None:
+        if not config.etcd and not (config.engines and config.balancers):
+            raise ConfigError("etcd: needed, unless both engines and balancers are given")
+        self._config = config
+        self._membership = rpc.Membership.from_config(config)
+        self._telemetry = telemetry.setup(
+            "gateway",
+            otlp_endpoint=config.otlp_endpoint,
+            log_level=config.log_level,
+            exporter=exporter,
+        )
+        self._pool = ThreadPoolExecutor(config.text_threads, thread_name_prefix="text")
+        self._etcd = Etcd(config.etcd) if config.etcd else None
+        self._engines = self._view_of_engines()
+        self._balancer_view = (
+            RegistryView(self._etcd, BALANCERS_PREFIX)
+            if self._etcd is not None and not config.balancers
+            else None
+        )
+        self._tenants = Tenants(config.api_keys_file)
+        self._catalog = Catalog(self._engines, config.aliases)
+        self._texts = TextStore(self._membership, self._pool)
+        self._balancers = Balancers(
+            self._balancer_addresses,
+            self._membership,
+            retry_s=config.connect_retry_s,
+            stall_s=config.stall_timeout_s,
+        )
+        registry = CollectorRegistry()
+        self._metrics_server = MetricsServer(registry, lambda: self._serving)
+        tracer = self._telemetry.tracer
+        self._rooms = Rooms(
+            door=Door(self._catalog, self._texts, self._pool, tracer),
+            balancers=self._balancers,
+            in_flight=InFlight(),
+            metrics=Metrics(registry),
+            tracer=tracer,
+            request_timeout_s=config.request_timeout_s,
+        )
+        self._server = rpc.make_server()
+        self._http = HttpServer(make_app(self._rooms, self._tenants, self._catalog))
+        self._health = rpc.add_health_and_reflection(self._server, [SERVICE])
+        self._tasks: list[asyncio.Task[None]] = []
+        self._serving = False
+        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Serve both faces; engines may come later."""
+        config = self._config
+        InferenceServicer(self._rooms, self._tenants, self._catalog).add_to(self._server)
+        port = self._membership.bind(
+            self._server, f"{config.host}:{config.port}", members_only=False
+        )
+        await self._engines.start()
+        if self._balancer_view is not None:
+            await self._balancer_view.start()
+        await self._first_listing()
+        self._spawn(self._catalog.follow(self._models_changed), "catalog")
+        if self._balancer_view is not None:
+            self._spawn(self._follow_balancers(self._balancer_view), "balancers")
+        http_address = await self._http.start(config.host, config.http_port)
+        await self._server.start()
+        metrics_address = self._metrics_server.start(config.host, config.metrics_port)
+        await rpc.set_health(self._health, [SERVICE], serving=True)
+        self._serving = True
+        address = config.advertise or f"{config.host}:{port}"
+        log.info("serving gRPC on %s and HTTP on %s", address, http_address)
+        lifecycle.write_ready(
+            config.ready_file,
+            service="gateway",
+            address=address,
+            metrics_address=metrics_address,
+            http_address=http_address,
+        )
+
+    async def drain(self) -> None:
+        """Refuse new requests; running streams have the grace to end."""
+        self._serving = False
+        await rpc.set_health(self._health, [SERVICE], serving=False)
+        ended = await self._rooms.in_flight.drain(self._config.drain_grace_s)
+        if not ended:
+            log.warning("cutting %d streams after the grace", len(self._rooms.in_flight))
+
+    async def stop(self) -> None:
+        """Free everything; idempotent."""
+        self._serving = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http.stop()
+        await self._server.stop(grace=0.2)
+        await self._texts.close()
+        await self._balancers.close()
+        await self._engines.stop()
+        if self._balancer_view is not None:
+            await self._balancer_view.stop()
+        if self._etcd is not None:
+            await self._etcd.close()
+        self._metrics_server.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._telemetry.close)
+
+    async def failed(self) -> str:
+        """The reason why the gateway cannot go on."""
+        return await self._failure
+
+    def _view_of_engines(self) -> RegistryView | StaticEngines:
+        if self._etcd is not None:
+            return RegistryView(self._etcd, ENGINES_PREFIX)
+        return StaticEngines(self._config.engines, self._membership)
+
+    def _balancer_addresses(self) -> Sequence[str]:
+        if self._balancer_view is None:
+            return self._config.balancers
+        return addresses_of(self._balancer_view)
+
+    async def _first_listing(self) -> None:
+        """Wait a little for the registry, so that a ready gateway knows its models."""
+        if not isinstance(self._engines, RegistryView):
+            return
+        try:
+            async with asyncio.timeout(FIRST_LISTING_S):
+                await self._engines.wait_listed()
+        except TimeoutError:
+            log.warning("etcd does not answer; models will be known once it does")
+
+    async def _models_changed(self) -> None:
+        self._texts.prefetch(self._catalog.models)
+
+    async def _follow_balancers(self, view: RegistryView) -> None:
+        version = 0
+        while True:
+            version = await view.wait_change(version)
+            await self._balancers.forget_absent()
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._watch)
+        self._tasks.append(task)
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self._failure.done():
+            error = task.exception()
+            log.error("%s ended", task.get_name(), exc_info=error)
+            self._failure.set_result(f"{task.get_name()} ended: {error!r}")

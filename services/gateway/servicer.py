@@ -1,0 +1,136 @@
+"""The public gRPC face: inferfleet.v1.Inference, with streams passed on as raw bytes."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from inferfleet.v1 import inference_pb2
+from services.common import rpc, telemetry
+from services.gateway.catalog import Catalog
+from services.gateway.collect import Collector
+from services.gateway.door import Door
+from services.gateway.exchange import Caller, Exchange, Rooms
+from services.gateway.tenants import Tenants
+
+SERVICE = "inferfleet.v1.Inference"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceServicer:
+    """Handlers raise FleetError; the server's edge turns it into a status."""
+
+    def __init__(self, rooms: Rooms, tenants: Tenants, catalog: Catalog) -> None:
+        self._rooms = rooms
+        self._door: Door = rooms.door
+        self._tenants = tenants
+        self._catalog = catalog
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register; Generate has no serialiser, because its messages already are bytes."""
+        one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        pb = inference_pb2
+        handlers: dict[str, Any] = {
+            "Generate": many(self.generate, pb.GenerateRequest.FromString, None),
+            "Complete": one(self.complete, pb.GenerateRequest.FromString, _bytes_of),
+            "Tokenize": one(self.tokenize, pb.TokenizeRequest.FromString, _bytes_of),
+            "Detokenize": one(self.detokenize, pb.DetokenizeRequest.FromString, _bytes_of),
+            "ListModels": one(self.list_models, pb.ListModelsRequest.FromString, _bytes_of),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        exchange = Exchange(self._rooms, request, self._caller(context))
+        # A generator that waits for its reader is not told of a cancel; this is.
+        context.add_done_callback(_then(exchange.abandon))
+        async with (
+            _announced(exchange, context),
+            contextlib.aclosing(exchange.messages()) as messages,
+        ):
+            async for raw in messages:
+                yield raw
+
+    async def complete(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.CompleteResponse:
+        exchange = Exchange(self._rooms, request, self._caller(context))
+        collector = Collector()
+        async with (
+            _announced(exchange, context),
+            contextlib.aclosing(exchange.messages()) as messages,
+        ):
+            async for raw in messages:
+                collector.add(raw)
+        return collector.answer()
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        self._tenant(context)
+        return await self._door.tokenize(request)
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        self._tenant(context)
+        return await self._door.detokenize(request)
+
+    async def list_models(
+        self, _: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        self._tenant(context)
+        answer = inference_pb2.ListModelsResponse()
+        for model in self._catalog.models:
+            answer.models.add(
+                name=model.name,
+                revision=model.revision,
+                max_model_len=model.max_model_len,
+                vocab_size=model.vocab_size,
+                num_engines=sum(not engine.draining for engine in model.engines),
+                created_unix_s=model.created_unix_s,
+            )
+        return answer
+
+    def _tenant(self, context: Context) -> str:
+        return self._tenants.tenant_of(_metadata(context).get("authorization"))
+
+    def _caller(self, context: Context) -> Caller:
+        metadata = _metadata(context)
+        return Caller(
+            face="grpc",
+            tenant=self._tenant(context),
+            request_id=metadata.get(rpc.REQUEST_ID_KEY, ""),
+            parent=telemetry.extract(metadata.items()),
+            timeout_s=rpc.remaining_s(context),
+        )
+
+
+@contextlib.asynccontextmanager
+async def _announced(exchange: Exchange, context: Context) -> AsyncIterator[None]:
+    """Open the exchange and tell the ids in initial metadata, also when it cannot be opened."""
+    ids = ((rpc.REQUEST_ID_KEY, exchange.request_id), (rpc.TRACE_ID_KEY, exchange.trace_id))
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(exchange)
+        except Exception:
+            await context.send_initial_metadata(ids)
+            raise
+        await context.send_initial_metadata((*ids, (rpc.ENGINE_ID_KEY, exchange.engine_id)))
+        yield
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    pairs = context.invocation_metadata() or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _then(act: Callable[[], None]) -> Any:
+    return lambda _: act()
+
+
+def _bytes_of(message: Any) -> bytes:
+    serialised: bytes = message.SerializeToString()
+    return serialised
