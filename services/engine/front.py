@@ -238,7 +238,8 @@ class Front:
                 failure.message,
                 reason=failure.reason or None,
                 violations=fields,
-                retry_after_s=self.board.retry_after_s if exhausted else None,
+                retry_after_s=failure.retry_after_s
+                or (self.board.retry_after_s if exhausted else None),
             )
         )
 

@@ -30,9 +30,10 @@ class RequestTimes:
         """The first mark of a verb."""
         return next((mark.unix_ns for mark in self.marks if mark.verb == verb), None)
 
-    def last(self, verb: str) -> int | None:
-        """The last mark of a verb."""
-        return next((mark.unix_ns for mark in reversed(self.marks) if mark.verb == verb), None)
+    def last(self, verb: str, detail: str = "") -> int | None:
+        """The last mark of a verb (that has a certain detail)."""
+        found = (m for m in reversed(self.marks) if m.verb == verb)
+        return next((m.unix_ns for m in found if not detail or detail in m.detail), None)
 
     @property
     def time_to_first_token_s(self) -> float | None:
@@ -40,10 +41,19 @@ class RequestTimes:
         first = self.first_token_ns
         return None if first is None else max(0, first - self.received_ns) / 1e9
 
+    @property
+    def _first_drawn_ns(self) -> int | None:
+        return self.first("collect") or self.first_token_ns
+
+    @property
+    def _last_drawn_ns(self) -> int | None:
+        # A request that is ended from here (a stop string) has no end in the core's own words.
+        return self.last("collect", "end") or self.last_token_ns
+
     def timings(self) -> inference_pb2.Timings:
         """Seconds as the contract divides them."""
-        end = self.last_token_ns or time.time_ns()
-        first = self.first_token_ns or end
+        end = self._last_drawn_ns or time.time_ns()
+        first = min(self._first_drawn_ns or end, end)
         admitted = min(self.first("admit") or self.received_ns, first)
         return inference_pb2.Timings(
             queued_s=max(0, admitted - self.received_ns) / 1e9,
@@ -61,8 +71,8 @@ class RequestTimes:
         ends = (
             ("enqueue", self.first("enqueue")),
             ("admit", self.first("admit")),
-            ("submit", self.first_token_ns),
-            ("collect", self.last_token_ns),
+            ("submit", self._first_drawn_ns),
+            ("collect", self._last_drawn_ns),
             ("release", self.last("release")),
         )
         intervals: list[tuple[str, int, int]] = []

@@ -36,10 +36,16 @@ def ids_of(events):
     return [token_id for event in events for token_id in event.delta.token_ids]
 
 
+async def whole(call):
+    events = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
+    return events
+
+
 async def refused(call):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        await whole(call)
     return errors.error_of(caught.value)
 
 
@@ -106,9 +112,7 @@ async def test_logprobs_carry_exact_bytes(front, run_request, out):
     key = (await front.core.got(AddRequest)).request_key
     entries = [TokenLogprobs(0xC3, -0.5, [(0xC4, -0.25)]), TokenLogprobs(0xA9, -1.0, [])]
     prompt = [TokenLogprobs(66, -2.0, []), TokenLogprobs(67, -3.0, [])]
-    front.core.say(
-        out(key, [0xC3, 0xA9], "MAX_TOKENS", logprobs=entries, prompt_logprobs=prompt)
-    )
+    front.core.say(out(key, [0xC3, 0xA9], "MAX_TOKENS", logprobs=entries, prompt_logprobs=prompt))
     events = await take(call, "summary")
     started = events[0].started
     assert [entry.token_id for entry in started.prompt_logprobs] == [65, 66, 67]
@@ -153,7 +157,7 @@ async def test_several_choices_end_one_by_one(front, run_request, out):
     assert (abort.request_key, abort.choice) == (key, 1)
     front.core.say(out(key, "late", choice=1), out(key, "d", "MAX_TOKENS", choice=0))
     events = await take(call, "summary")
-    texts = {i: "" for i in (0, 1)}
+    texts = dict.fromkeys((0, 1), "")
     for event in events:
         texts[event.delta.choice] += event.delta.text
     assert texts == {0: "cd", 1: "a"}

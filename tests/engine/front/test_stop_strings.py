@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ stops_ = st.lists(st.text("ab<", min_size=1, max_size=4), max_size=4)
 @given(texts_, stops_, st.booleans(), st.lists(st.integers(0, 30), max_size=8))
 def test_the_result_depends_on_the_text_alone(text, stops, include, cuts):
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     given_out, matched = run(pieces, stops, include=include)
     expected, expected_match = _reference(text, stops, include)
     assert ("".join(given_out), matched) == (expected, expected_match)
