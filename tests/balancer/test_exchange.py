@@ -273,15 +273,14 @@ async def test_by_policy_other_numerics_carry_on_and_it_is_said(fleet, engine_re
 
 
 async def test_a_broken_stream_waits_for_an_engine_to_come_back(
-    fleet, engine_request, as_seen, undisturbed
+    fleet, engine_request, as_seen, undisturbed, wait_until
 ):
     first = await fleet.add("a")
     first.break_after = 3
     request = engine_request()
     asking = asyncio.create_task(fleet.ask(request))
     await fleet.until_state("a", "serving")
-    while not first.requests:
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: first.requests, "the first engine has it")
     await fleet.add("b")
     assert as_seen(await asking) == undisturbed(request)
 
@@ -298,15 +297,14 @@ async def test_a_stream_that_ends_early_is_carried_on(fleet, engine_request, as_
 @pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.5}], indirect=True)
 @pytest.mark.parametrize("hang_after", [0, 3])
 async def test_an_engine_without_progress_is_given_up(
-    fleet, engine_request, as_seen, undisturbed, hang_after
+    fleet, engine_request, as_seen, undisturbed, wait_until, hang_after
 ):
     first, second = await fleet.add("a"), await fleet.add("b")
     fleet.index.holds(first, 4)
     first.hang_after = hang_after
     request = engine_request()
     asking = asyncio.create_task(fleet.ask(request))
-    while not first.requests:
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: first.requests, "the first engine has it")
     first.load.running_requests = 1
     first.load.last_progress_age_s = 60
     assert as_seen(await asking) == undisturbed(request)
@@ -319,7 +317,8 @@ async def test_an_engine_without_progress_is_given_up(
 
 
 async def test_explain_tells_the_story(fleet, engine_request):
-    first, second = await fleet.add("a"), await fleet.add("b")
+    first = await fleet.add("a")
+    await fleet.add("b")
     fleet.index.holds(first, 4)
     first.refuse_with = errors.InternalError("bug")
     await fleet.ask(engine_request())

@@ -1,0 +1,158 @@
+"""Waiting for a place: order, bounds, deadlines, and places never lost or given twice."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from services.balancer.admission import Admission, DrainRate
+from services.balancer.engine_view import Asked, EngineState, EngineView
+from services.common import errors
+
+
+class Door:
+    """An admission over one imagined engine whose occupancy the test sets."""
+
+    def __init__(self, places=1, **changes):
+        self.engine = EngineView("e", 1, "m", EngineState.SERVING, max_num_seqs=places)
+        facts = {"queue_size": 4, "headroom": 0, "patience_s": 0.2}
+        self.admission = Admission(lambda model: [self.engine], **{**facts, **changes})
+        self.order: list[str] = []
+
+    def occupy(self, occupancy, state=EngineState.SERVING):
+        self.engine = dataclasses.replace(self.engine, occupancy=occupancy, state=state)
+        self.admission.pump()
+
+    async def enter(self, name, *, tenant="", priority=0, timeout_s=None):
+        asked = Asked(name, "m", (1, 2), tenant=tenant, priority=priority)
+        grant = await self.admission.enter(asked, timeout_s)
+        self.order.append(name)
+        return grant
+
+    async def queue(self, *names, **changes):
+        tasks = []
+        for name in names:
+            tasks.append(asyncio.create_task(self.enter(name, **changes)))
+            await asyncio.sleep(0)
+        return tasks
+
+    def assert_clean(self):
+        assert not self.admission._reserved
+        assert not self.admission.counters.active
+        assert not any(self.admission.queued().values())
+
+
+async def test_a_free_place_is_had_at_once():
+    door = Door()
+    grant = await door.enter("a")
+    assert door.admission._free("m") == 0, "reserved until it is dispatched"
+    grant.use()
+    grant.use()
+    assert door.admission._free("m") == 1
+    grant.leave()
+    grant.leave()
+    door.assert_clean()
+
+
+async def test_the_queue_moves_when_room_appears():
+    door = Door()
+    door.occupy(1)
+    tasks = await door.queue("a", "b")
+    assert door.admission.queued() == {"m": 2}
+    door.occupy(0)
+    first = await tasks[0]
+    assert not tasks[1].done(), "one place, one grant"
+    first.leave()
+    (await tasks[1]).leave()
+    assert door.order == ["a", "b"]
+    door.assert_clean()
+
+
+async def test_nobody_overtakes_the_queue():
+    door = Door()
+    door.occupy(1)
+    waiting = await door.queue("a")
+    door.engine = dataclasses.replace(door.engine, occupancy=0)  # not yet pumped
+    late = await door.queue("b")
+    door.admission.pump()
+    (await waiting[0]).leave()
+    (await late[0]).leave()
+    assert door.order == ["a", "b"]
+
+
+async def test_a_full_queue_refuses_with_a_hint():
+    door = Door()
+    door.occupy(1)
+    tasks = await door.queue("a", "b", "c", "d")
+    with pytest.raises(errors.ResourceExhaustedError) as caught:
+        await door.enter("e")
+    assert caught.value.reason == "QUEUE_FULL"
+    assert caught.value.retry_after_s >= 0.5
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    door.assert_clean()
+
+
+async def test_a_fairer_claim_displaces_with_the_same_status():
+    door = Door()
+    door.occupy(1)
+    flood = await door.queue("a", "b", "c", "d", tenant="flood")
+    calm = await door.queue("x", tenant="calm")
+    with pytest.raises(errors.ResourceExhaustedError):
+        await flood[3]
+    door.occupy(0)
+    for task in (*flood[:3], *calm):
+        (await task).leave()
+    door.assert_clean()
+
+
+async def test_a_deadline_in_the_queue_is_honoured():
+    door = Door(patience_s=5)
+    door.occupy(1)
+    with pytest.raises(errors.DeadlineExceededError):
+        await door.enter("a", timeout_s=0.05)
+    with pytest.raises(errors.DeadlineExceededError):
+        await door.enter("b", timeout_s=0)
+    door.assert_clean()
+
+
+async def test_without_a_healthy_engine_patience_ends():
+    door = Door(patience_s=0.05)
+    door.occupy(0, EngineState.UNREACHABLE)
+    with pytest.raises(errors.UnavailableError) as caught:
+        await door.enter("a")
+    assert caught.value.retry_after_s is not None
+    door.assert_clean()
+
+
+async def test_an_engine_that_recovers_in_time_serves():
+    door = Door(patience_s=10)
+    door.occupy(0, EngineState.OPEN)
+    tasks = await door.queue("a")
+    door.occupy(0)
+    (await tasks[0]).leave()
+    door.assert_clean()
+
+
+async def test_a_cancel_in_the_moment_of_the_grant_returns_the_place():
+    door = Door()
+    door.occupy(1)
+    tasks = await door.queue("a", "b")
+    door.occupy(0)  # grants to "a", whose task has not run yet
+    tasks[0].cancel()
+    (await tasks[1]).leave()
+    assert door.order == ["b"]
+    door.assert_clean()
+
+
+async def test_the_drain_rate_is_measured():
+    now = [0.0]
+    rate = DrainRate(lambda: now[0])
+    assert rate.per_s() == 0
+    for _ in range(1000):
+        now[0] += 0.1
+        rate.ended()
+    assert rate.per_s() == pytest.approx(10, rel=0.1)
+    now[0] += 100
+    assert rate.per_s() < 0.1

@@ -1,0 +1,165 @@
+"""An engine's books: in flight exact in every history, credits between reports, stalls."""
+
+import grpc
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from inferfleet.internal.v1 import engine_pb2
+from services.balancer.breaker import Breaker
+from services.balancer.engine_view import EngineState
+from services.balancer.member import CREDIT_GRACE_S, Member, Outcome
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_member(clock, **info):
+    facts = {"engine_id": "e", "epoch_ms": 1, "model": "m", "block_size": 4, "max_num_seqs": 8}
+    made = engine_pb2.EngineInfo(**{**facts, **info})
+    channel: grpc.aio.Channel = None
+    return Member(made, channel, Breaker(failures=3), stall_limit_s=10, clock=clock)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def member(clock):
+    made = make_member(clock)
+    made.report(engine_pb2.LoadReport(total_blocks=100))
+    return made
+
+
+def test_without_reports_it_is_unreachable(clock):
+    assert make_member(clock).state(clock()) is EngineState.UNREACHABLE
+
+
+def test_dispatches_are_credited_until_a_report_can_hold_them(member, clock):
+    ticket = member.dispatch(uncached_tokens=30, blocks=10)
+    seen = member.view(clock())
+    assert (seen.occupancy, seen.queued_uncached, seen.held_blocks) == (1, 30, 10)
+    member.report(engine_pb2.LoadReport(total_blocks=100))
+    assert member.view(clock()).queued_uncached == 30, "the report was on its way already"
+    clock.now += CREDIT_GRACE_S * 2
+    report = engine_pb2.LoadReport(
+        running_requests=1, uncached_tokens_queued=20, held_blocks=10, total_blocks=100
+    )
+    member.report(report)
+    seen = member.view(clock())
+    assert (seen.occupancy, seen.queued_uncached, seen.held_blocks) == (1, 20, 10)
+    ticket.end(Outcome.ANSWERED)
+    assert member.view(clock()).occupancy == 0
+
+
+def test_others_requests_count(member, clock):
+    member.report(engine_pb2.LoadReport(running_requests=5, waiting_requests=2))
+    member.dispatch(uncached_tokens=1, blocks=1)
+    assert member.view(clock()).occupancy == 8
+    assert member.view(clock()).in_flight == 1
+
+
+def test_work_without_progress_is_a_stall(member, clock):
+    member.report(engine_pb2.LoadReport(running_requests=1, last_progress_age_s=9.5))
+    assert member.state(clock()) is EngineState.SERVING
+    clock.now += 0.6
+    assert member.state(clock()) is EngineState.STALLED
+    member.report(engine_pb2.LoadReport(running_requests=1, last_progress_age_s=0.1))
+    assert member.state(clock()) is EngineState.SERVING
+
+
+def test_a_long_prefill_is_given_its_time(member, clock):
+    long = engine_pb2.LoadReport(
+        running_requests=1,
+        last_progress_age_s=20,
+        uncached_tokens_queued=15_000,
+        prefill_tokens_per_s=1000,
+    )
+    member.report(long)
+    assert not member.stalled(clock())
+    clock.now += 5.1
+    assert member.stalled(clock())
+
+
+def test_idle_engines_do_not_stall_but_silent_ones_do(member, clock):
+    member.report(engine_pb2.LoadReport(last_progress_age_s=500))
+    assert not member.stalled(clock())
+    clock.now += 10.1
+    assert member.stalled(clock())
+
+
+def test_draining_is_seen_wherever_it_is_said(clock):
+    for how in ("info", "load", "order"):
+        member = make_member(clock, draining=how == "info")
+        member.report(engine_pb2.LoadReport(draining=how == "load"))
+        member.ordered_to_drain = how == "order"
+        assert member.state(clock()) is EngineState.DRAINING
+
+
+def test_giving_up_tells_each_stream_once(member):
+    told = []
+    tickets = [
+        member.dispatch(uncached_tokens=1, blocks=1, on_lost=lambda i=i: told.append(i))
+        for i in range(3)
+    ]
+    tickets[0].end(Outcome.ANSWERED)
+    assert member.give_up("hangs") == 2
+    assert member.give_up("hangs") == 0
+    assert sorted(told) == [1, 2]
+    assert tickets[1].lost == "hangs"
+
+
+class Books(RuleBasedStateMachine):
+    """Dispatch, end (also twice), report, give up, in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = Clock()
+        self.member = make_member(self.clock)
+        self.open: list = []
+        self.ended: list = []
+
+    @rule(tokens=st.integers(1, 50), blocks=st.integers(1, 9))
+    def dispatch(self, tokens, blocks):
+        self.open.append(self.member.dispatch(uncached_tokens=tokens, blocks=blocks))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), outcome=st.sampled_from(Outcome))
+    def end(self, data, outcome):
+        ticket = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        ticket.end(outcome)
+        self.ended.append(ticket)
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data(), outcome=st.sampled_from(Outcome))
+    def end_again(self, data, outcome):
+        data.draw(st.sampled_from(self.ended)).end(outcome)
+
+    @rule(waiting=st.integers(0, 9), running=st.integers(0, 9), seconds=st.floats(0, 2))
+    def report(self, waiting, running, seconds):
+        self.clock.now += seconds
+        load = engine_pb2.LoadReport(waiting_requests=waiting, running_requests=running)
+        self.member.report(load)
+
+    @rule()
+    def give_up(self):
+        self.member.give_up("test")
+
+    @invariant()
+    def exact(self):
+        seen = self.member.view(self.clock())
+        assert self.member.in_flight == len(self.open) == seen.in_flight
+        assert seen.occupancy >= len(self.open)
+        assert min(seen.queued_uncached, seen.held_blocks) >= 0
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
