@@ -49,12 +49,18 @@ def make_app(rooms: Rooms, tenants: Tenants, catalog: Catalog) -> Starlette:
         rooms, tenants, prefix="cmpl", read=read_completion, make_format=CompletionFormat
     )
     models = _Models(catalog, tenants)
+
+    async def healthz(_: Request) -> Response:
+        if rooms.in_flight.draining:
+            return PlainTextResponse("draining\n", status_code=503)
+        return PlainTextResponse("ok\n")
+
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/models", models.listing, methods=["GET"]),
         Route("/v1/models/{name:path}", models.single, methods=["GET"]),
-        Route("/healthz", lambda _: _healthz(rooms), methods=["GET"]),
+        Route("/healthz", healthz, methods=["GET"]),
         *(Route(f"/v1/{path}", _unserved, methods=["GET", "POST"]) for path in UNSERVED),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_error, FleetError: _fleet_error}
@@ -85,12 +91,6 @@ def _model(model: ModelView) -> dict[str, Any]:
         "revision": model.revision,
         "max_model_len": model.max_model_len,
     }
-
-
-async def _healthz(rooms: Rooms) -> Response:
-    if rooms.in_flight.draining:
-        return PlainTextResponse("draining\n", status_code=503)
-    return PlainTextResponse("ok\n")
 
 
 async def _unserved(request: Request) -> Response:

@@ -1,0 +1,474 @@
+"""The OpenAI-compatible HTTP face, as the official client and as plain HTTP see it."""
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+
+from services.common import errors
+
+MODEL = "tiny"
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def client(gateway):
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{gateway.http}/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client
+
+
+def events_of(body: str) -> list:
+    lines = [line for line in body.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    payloads = [line.removeprefix("data: ") for line in lines]
+    return [p if p == "[DONE]" else json.loads(p) for p in payloads]
+
+
+async def post(http, path, **body) -> httpx.Response:
+    return await http.post(path, json={"model": MODEL, **body})
+
+
+class TestChat:
+    async def test_whole(self, client, engine):
+        answer = await client.chat.completions.create(model=MODEL, messages=HI, n=2)
+        assert [c.message.content for c in answer.choices] == [engine.reply] * 2
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.object == "chat.completion"
+        assert answer.usage.prompt_tokens_details.cached_tokens == 3
+        assert answer.usage.total_tokens == (
+            answer.usage.prompt_tokens + answer.usage.completion_tokens
+        )
+        assert answer.system_fingerprint == "sha256:weights"
+
+    async def test_streamed_equals_whole(self, client, engine):
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=HI,
+            n=2,
+            stream=True,
+            stream_options={"include_usage": True},
+            max_completion_tokens=5,
+        )
+        texts, reasons, usage = ["", ""], {}, None
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                if choice.finish_reason:
+                    reasons[choice.index] = choice.finish_reason
+            usage = chunk.usage or usage
+        assert texts == ["Hé, "] * 2
+        assert reasons == {0: "length", 1: "length"}
+        assert usage.completion_tokens == 10
+
+    async def test_raw_stream(self, http, engine):
+        response = await post(http, "/v1/chat/completions", messages=HI, stream=True)
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-engine-id"] == "engine-1"
+        assert len(response.headers["x-trace-id"]) == 32
+        events = events_of(response.text)
+        assert events[-1] == "[DONE]"
+        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert {e["id"] for e in events[:-1]} == {f"chatcmpl-{response.headers['x-request-id']}"}
+        assert all("usage" not in e for e in events[:-1])
+        assert [e["choices"][0]["finish_reason"] for e in events[-3:-1]] == [None, "stop"]
+
+    async def test_logprobs_cover_the_text_and_are_finite(self, client, engine):
+        asked = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 2}
+        whole = await client.chat.completions.create(**asked)
+        entries = whole.choices[0].logprobs.content
+        joined = b"".join(bytes(entry.bytes) for entry in entries)
+        assert joined.decode() == engine.reply
+        assert [t.logprob for t in entries[0].top_logprobs] == [-0.5, -9999.0]
+        streamed = []
+        async for chunk in await client.chat.completions.create(**asked, stream=True):
+            for choice in chunk.choices:
+                streamed += choice.logprobs.content if choice.logprobs else []
+        assert streamed == entries
+
+    async def test_what_the_engine_is_asked(self, client, engine):
+        await client.chat.completions.create(
+            model=MODEL,
+            messages=[
+                {"role": "developer", "content": [{"type": "text", "text": "be brief"}]},
+                *HI,
+            ],
+            temperature=0,
+            top_p=0.5,
+            seed=9,
+            stop=["a", "b"],
+            logit_bias={"65": 3},
+            user="someone",
+            metadata={"a": "b"},
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
+            },
+            extra_body={"top_k": -1, "min_p": 0.25, "ignore_eos": True, "min_tokens": 2},
+        )
+        asked = engine.requests[0].request
+        assert engine.tokenizer.decode(asked.token_ids.ids, skip_special_tokens=False).startswith(
+            "<|im_start|>system\nbe brief<|im_end|>"
+        )
+        assert (asked.sampling.temperature, asked.sampling.seed) == (0, 9)
+        assert asked.sampling.HasField("temperature")
+        assert (asked.sampling.top_k, asked.sampling.min_p) == (0, 0.25)
+        assert dict(asked.sampling.logit_bias) == {65: 3}
+        assert list(asked.stop.stop_strings) == ["a", "b"]
+        assert (asked.stop.ignore_eos, asked.stop.min_tokens) == (True, 2)
+        assert json.loads(asked.constraint.json_schema) == {"type": "object"}
+
+    async def test_tools_are_taken_only_where_they_cannot_be_called(self, http, engine):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        path = "/v1/chat/completions"
+        for extra, param in (
+            ({"tools": [tool]}, "tools"),
+            ({"tools": [tool], "tool_choice": "required"}, "tool_choice"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"tools": [tool], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ):
+            response = await post(http, path, messages=HI, **extra)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == param
+        response = await post(http, path, messages=HI, tools=[tool], tool_choice="none")
+        assert response.status_code == 200
+
+
+class TestCompletions:
+    async def test_whole_and_streamed(self, client, engine):
+        whole = await client.completions.create(model=MODEL, prompt="ab")
+        assert whole.choices[0].text == engine.reply
+        assert whole.object == "text_completion"
+        text = ""
+        async for chunk in await client.completions.create(model=MODEL, prompt="ab", stream=True):
+            text += "".join(choice.text for choice in chunk.choices)
+        assert text == engine.reply
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_several_prompts_side_by_side(self, client, engine, stream):
+        asked = {"model": MODEL, "prompt": ["ab", "cd", "ef"], "n": 2, "max_tokens": 4}
+        if stream:
+            texts = [""] * 6
+            async for chunk in await client.completions.create(**asked, stream=True):
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.text
+        else:
+            answer = await client.completions.create(**asked)
+            assert [c.index for c in answer.choices] == list(range(6))
+            texts = [choice.text for choice in answer.choices]
+            assert answer.usage.prompt_tokens == 6
+        assert texts == ["Hé,"] * 6
+        ids = {r.request.request_id for r in engine.requests}
+        assert len(ids) == 3
+        assert {bytes(r.request.token_ids.ids) for r in engine.requests} == {b"ab", b"cd", b"ef"}
+
+    async def test_one_bad_prompt_ends_all(self, http, engine, scripts):
+        engine.script = scripts["hold"]
+        response = await post(http, "/v1/completions", prompt=["ab", [9999]])
+        assert response.status_code == 400
+        await engine.wait_for(lambda: engine.running == 0)
+
+    async def test_token_ids_as_prompt(self, client, engine):
+        await client.completions.create(model=MODEL, prompt=[104, 105])
+        assert list(engine.requests[0].request.token_ids.ids) == [104, 105]
+
+    async def test_logprobs_with_echo(self, client, engine):
+        engine.reply = "abé"  # the engine begins the text with an echoed prompt
+        asked = {"model": MODEL, "prompt": "ab", "logprobs": 1, "echo": True}
+        whole = (await client.completions.create(**asked)).choices[0].logprobs
+        assert whole.tokens[:3] == ["a", "b", "a"]
+        assert whole.token_logprobs[:3] == [None, -1.0, -0.5]
+        assert whole.top_logprobs[0] is None
+        assert whole.text_offset == [0, 1, 2, 3, 4, 4]
+        columns = {"tokens": [], "token_logprobs": [], "text_offset": []}
+        async for chunk in await client.completions.create(**asked, stream=True):
+            if chunk.choices[0].logprobs:
+                for name, column in columns.items():
+                    column += getattr(chunk.choices[0].logprobs, name)
+        assert columns == {name: getattr(whole, name) for name in columns}
+
+    async def test_extensions_of_other_servers(self, http, engine):
+        for wanted, kind in (
+            ({"regex": "a+"}, "regex"),
+            ({"choice": ["a", "b"]}, "choice"),
+            ({"json": {"type": "object"}}, "json_schema"),
+            ({"grammar": "root ::= 'a'"}, "ebnf"),
+        ):
+            response = await post(http, "/v1/completions", prompt="a", structured_outputs=wanted)
+            assert response.status_code == 200
+            assert engine.requests[-1].request.constraint.WhichOneof("kind") == kind
+
+
+BAD_COMPLETIONS = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": ["a"] * 65}, "prompt"),
+    ({"logit_bias": {"250001": -100, "249999": 5}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"abc": 1}}, "logit_bias"),
+    ({"logit_bias": {"259": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 1e9}}, "logit_bias[5]"),
+    ({"logit_bias": {"5": "x"}}, "logit_bias[5]"),
+    ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"n": 0}, "n"),
+    ({"n": 0, "stream": True}, "n"),
+    ({"n": 1_000_000}, "n"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 0, "echo": True, "logprobs": 1}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "4"}, "max_tokens"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"stop": [""]}, "stop[0]"),
+    ({"stop": ["x"] * 10_000}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"seed": -1}, "seed"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"suffix": "x"}, "suffix"),
+    ({"cache_salt": "x"}, "cache_salt"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+]
+BAD_CHATS = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "mood": "y"}]}, "messages[0].mood"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"functions": []}, "functions"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+]
+BAD = [("/v1/completions", {"prompt": "x", **b}, p) for b, p in BAD_COMPLETIONS]
+BAD += [("/v1/chat/completions", {"messages": HI, **b}, p) for b, p in BAD_CHATS]
+
+
+class TestBadInput:
+    async def test_every_bad_field_is_a_400_that_names_it(self, http, engine, scripts):
+        """All against one gateway, next to a stream that must not notice."""
+        engine.script = scripts["hold"]
+        body = {"model": MODEL, "prompt": "x", "stream": True}
+        async with http.stream("POST", "/v1/completions", json=body) as neighbour:
+            lines = neighbour.aiter_lines()
+            assert "H" in await anext(lines)
+            for path, fields, param in BAD:
+                response = await post(http, path, **fields)
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, param), (fields, error)
+                assert error["type"] == "invalid_request_error"
+                assert param in error["message"]
+                assert response.headers["x-should-retry"] == "false"
+            assert (len(engine.requests), engine.running) == (1, 1)
+        await engine.wait_for(lambda: engine.running == 0)
+
+    async def test_good_edges_pass(self, http, engine):
+        for fields in (
+            {"top_p": 1},
+            {"top_k": 0},
+            {"top_k": -1},
+            {"top_k": 10**9},
+            {"min_p": 0},
+            {"min_p": 1},
+            {"logit_bias": {"258": 1}},
+            {"user": None, "suffix": None, "n": None},
+            {"best_of": 2, "n": 2},
+        ):
+            response = await post(http, "/v1/completions", prompt="x", max_tokens=4, **fields)
+            assert response.status_code == 200, (fields, response.text)
+        assert not engine.requests[1].request.sampling.top_k
+
+    @pytest.mark.parametrize(
+        "content", [b"{", b"", b"[]", b"\xff", b'{"temperature": NaN}', b"[" * 100_000]
+    )
+    async def test_what_is_no_json_object(self, http, content):
+        response = await http.post("/v1/completions", content=content)
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+    async def test_numbers_that_are_none(self, http):
+        raw = b'{"model": "tiny", "prompt": "x", "temperature": 1e999}'
+        assert (await http.post("/v1/completions", content=raw)).status_code == 400
+
+    async def test_context_length(self, http):
+        response = await post(http, "/v1/completions", prompt=[5] * 256)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert "256" in error["message"]
+
+    async def test_too_large_a_body(self, http):
+        response = await http.post("/v1/completions", content=b"x" * (17 * 1024 * 1024))
+        assert response.status_code == 413
+        assert "16777216" in response.json()["error"]["message"]
+
+    async def test_unknown_model_path_and_method(self, http, client):
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.completions.create(model="gpt", prompt="x")
+        assert caught.value.code == "model_not_found"
+        with pytest.raises(openai.NotFoundError, match="embeddings is not served"):
+            await client.embeddings.create(model=MODEL, input="x")
+        assert (await http.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
+        response = await http.get("/v1/completions")
+        assert response.status_code == 405
+        assert "error" in response.json()
+
+
+class TestModels:
+    async def test_list_and_one(self, client, http):
+        (model,) = (await client.models.list()).data
+        assert (model.id, model.object) == (MODEL, "model")
+        assert (await client.models.retrieve(MODEL)).id == MODEL
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("no/such")
+        assert (await http.get("/healthz")).text == "ok\n"
+
+
+class TestErrorsOfTheFleet:
+    @pytest.mark.parametrize(
+        ("error", "status"),
+        [
+            (errors.ResourceExhaustedError("full", reason="QUEUE_FULL", retry_after_s=1.5), 429),
+            (errors.UnavailableError("no engine", reason="NO_ENGINE", retry_after_s=1), 503),
+            (errors.DeadlineExceededError("late"), 504),
+            (errors.FailedPreconditionError("no", reason="CONSTRAINT_UNSATISFIABLE"), 400),
+            (errors.InternalError("bug"), 500),
+            (errors.UnimplementedError("not served"), 400),
+        ],
+    )
+    async def test_before_the_first_token_it_is_a_status(
+        self, http, engine, scripts, error, status
+    ):
+        engine.script = scripts["fail"](error)
+        for stream in (False, True):
+            response = await post(http, "/v1/completions", prompt="x", stream=stream)
+            assert response.status_code == status
+            assert response.json()["error"]["code"] == error.reason.lower()
+        if error.retry_after_s:
+            assert response.headers["retry-after"] in ("1", "2")
+
+    async def test_after_it_an_event_without_an_end(self, http, client, engine, scripts):
+        engine.script = scripts["fail"](errors.AbortedError("engine lost"), after=5)
+        response = await post(http, "/v1/chat/completions", messages=HI, stream=True)
+        events = events_of(response.text)
+        assert events[-1]["error"]["code"] == "stream_broken"
+        assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
+        with pytest.raises(openai.APIError, match="engine lost"):
+            async for _ in await client.chat.completions.create(
+                model=MODEL, messages=HI, stream=True
+            ):
+                pass
+
+    async def test_a_frozen_engine_is_an_error_after_the_idle_time(
+        self, start_gateway, engine, scripts
+    ):
+        engine.script = scripts["hold"]
+        running = await start_gateway(stall_timeout_s=0.3)
+        async with httpx.AsyncClient(base_url=f"http://{running.http}") as http:
+            response = await post(http, "/v1/completions", prompt="x", stream=True)
+        assert events_of(response.text)[-1]["error"]["code"] == "stream_stalled"
+
+    async def test_a_server_error_names_param_in_the_clients_words(self, http, engine, scripts):
+        wrong = errors.InvalidArgumentError.for_field("constraint.json_schema", "no such keyword")
+        engine.script = scripts["fail"](wrong)
+        response = await post(http, "/v1/completions", prompt="x")
+        assert response.json()["error"]["param"] == "response_format"
+        assert response.json()["error"]["message"] == "response_format: no such keyword"
+
+
+class TestHeaders:
+    async def test_request_id_goes_all_the_way(self, http, engine):
+        response = await http.post(
+            "/v1/completions",
+            json={"model": MODEL, "prompt": "x"},
+            headers={"X-Request-Id": "mine-1", "TraceParent": TRACE},
+        )
+        assert response.headers["x-request-id"] == "mine-1"
+        assert response.headers["x-trace-id"] == TRACE.split("-")[1]
+        assert engine.requests[0].request.request_id == "mine-1"
+        assert engine.metadata[0]["inferfleet-request-id"] == "mine-1"
+        assert engine.metadata[0]["traceparent"].startswith(TRACE[:36])
+
+    @pytest.mark.parametrize("value", ["ЖΩ", "a b", "x" * 9000])
+    async def test_a_bad_request_id_is_a_400(self, http, value):
+        headers = [(b"X-Request-Id", value.encode())]
+        body = {"model": MODEL, "prompt": "x"}
+        response = await http.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "X-Request-Id"
+
+    async def test_line_breaks_in_a_header_are_a_400(self, gateway):
+        host, port = gateway.http.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/models HTTP/1.1\r\nHost: x\r\nX-Tenant: a\r\nb\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+    async def test_the_same_id_twice_is_a_409_and_the_first_goes_on(self, http, engine, scripts):
+        engine.script = scripts["hold"]
+        body = {"model": MODEL, "prompt": "x", "stream": True}
+        headers = {"X-Request-Id": "twice"}
+        async with http.stream("POST", "/v1/completions", json=body, headers=headers) as first:
+            assert first.status_code == 200
+            second = await http.post("/v1/completions", json=body, headers=headers)
+            assert second.status_code == 409
+            assert engine.running == 1
+        await engine.wait_for(lambda: engine.running == 0)
+        engine.script = scripts["hello"]
+        third = await http.post("/v1/completions", json=body, headers=headers)
+        assert third.status_code == 200
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+class TestLeaving:
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_the_engine_is_told(self, gateway, engine, scripts, stream):
+        engine.script = scripts["hold"]
+        async with httpx.AsyncClient(base_url=f"http://{gateway.http}") as http:
+            body = {"model": MODEL, "prompt": "x", "stream": stream}
+            call = asyncio.create_task(http.post("/v1/completions", json=body))
+            await engine.wait_for(lambda: engine.running == 1)
+            call.cancel()
+            await asyncio.wait({call})
+        await engine.wait_for(lambda: engine.running == 0 and engine.cancelled == 1)
+
+    async def test_of_one_stream_leaves_the_others(self, gateway, engine, scripts):
+        engine.script = scripts["hold"]
+        base = f"http://{gateway.http}"
+        body = {"model": MODEL, "prompt": "x", "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=base) as stays,
+            stays.stream("POST", "/v1/completions", json=body) as kept,
+        ):
+            async with (
+                httpx.AsyncClient(base_url=base) as leaves,
+                leaves.stream("POST", "/v1/completions", json=body),
+            ):
+                await engine.wait_for(lambda: engine.running == 2)
+            await engine.wait_for(lambda: engine.running == 1)
+            assert "H" in await anext(kept.aiter_lines())
