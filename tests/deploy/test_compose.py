@@ -35,6 +35,9 @@ def test_each_environment_is_a_valid_configuration_of_its_service(
     assert seconds(entry["stop_grace_period"]) >= config.drain_grace_s + 10
     if service != "gateway":
         assert config.advertise == f"{name}:{config.port}"
+    if service in ("balancer", "engine"):
+        # An id made from 0.0.0.0 would be the same for all of them.
+        assert getattr(config, f"{service}_id") == name
     assert importlib.util.find_spec(f"services.{service}.__main__")
 
 
