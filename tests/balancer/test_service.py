@@ -1,0 +1,198 @@
+"""The balancer with engines and itself in real processes: kills, stops, drains, etcd."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import grpc
+import pytest
+from google.protobuf import json_format
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from inferfleet.internal.v1 import engine_pb2_grpc
+from services.common.etcd import Etcd
+from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX
+from services.common.rpc import ENGINE_ID_KEY
+
+
+async def join(fleet, *processes):
+    for process in processes:
+        value = json_format.MessageToJson(process.info).encode()
+        await fleet.keys.set(ENGINES_PREFIX + process.info.engine_id, value)
+    for process in processes:
+        await fleet.until_state(process.info.engine_id, "serving")
+
+
+async def partly_read(fleet, request):
+    """A stream after its third message, and the engine it comes from."""
+    call = fleet.run(request)
+    messages = [await call.read() for _ in range(3)]
+    return call, messages, dict(await call.initial_metadata())[ENGINE_ID_KEY]
+
+
+async def rest(call, messages=()):
+    """The stream to its end; raises what it ends with."""
+    messages = list(messages)
+    while (message := await call.read()) is not grpc.aio.EOF:
+        messages.append(message)
+    assert await call.code() is grpc.StatusCode.OK
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("fleet", "how"),
+    [({}, signal.SIGKILL), ({"stall_limit_s": 1.5}, signal.SIGSTOP)],
+    indirect=["fleet"],
+)
+async def test_streams_survive_their_engine(
+    fleet, start_engine_process, engine_request, as_seen, undisturbed, how
+):
+    processes = {name: start_engine_process(name) for name in ("a", "b")}
+    await join(fleet, *processes.values())
+    requests = [engine_request(request_id=f"r{i}", seed=i, max_tokens=100) for i in range(8)]
+    reads = await asyncio.gather(*(partly_read(fleet, request) for request in requests))
+    victims = [engine for _, _, engine in reads]
+    victim = max(set(victims), key=victims.count)
+    processes[victim].signal(how)
+    streams = await asyncio.gather(*(rest(call, messages) for call, messages, _ in reads))
+    for request, stream, engine in zip(requests, streams, victims, strict=True):
+        assert as_seen(stream) == undisturbed(request)
+        assert stream[-1].summary.continuations == (1 if engine == victim else 0)
+    if how == signal.SIGSTOP:
+        processes[victim].signal(signal.SIGCONT)
+        await fleet.until_state(victim, "serving")
+    await fleet.until_idle()
+    carried = fleet.metric("inferfleet_balancer_continuations_total", outcome="carried")
+    assert carried == victims.count(victim)
+
+
+@pytest.mark.parametrize("fleet", [{"engine_headroom": 0, "queue_size": 2}], indirect=True)
+async def test_the_queue_over_the_wire(fleet, engine_request, wait_until):
+    engine = await fleet.add("a", max_num_seqs=1)
+    engine.hang_after = 1
+    running = fleet.run(engine_request(request_id="running"))
+    await running.read()
+    waiting = [fleet.run(engine_request(request_id=f"w{i}", priority=i)) for i in range(2)]
+    reads = [asyncio.create_task(call.read()) for call in waiting]
+    admission = fleet.service.rooms.admission
+    await wait_until(lambda: admission.queued() == {"tiny": 2}, "both wait")
+    assert fleet.metric("inferfleet_balancer_queue_length", model="tiny") == 2
+    with pytest.raises(Exception, match="queue of model tiny is full") as full:
+        await fleet.ask(engine_request(request_id="w9"))
+    assert full.value.retry_after_s > 0
+    running.cancel()
+    engine.hang_after = None
+    await asyncio.gather(*reads)
+    for call in waiting:
+        await rest(call)
+    assert [r.request.request_id for r in engine.requests] == ["running", "w1", "w0"]
+    await fleet.until_idle()
+
+
+@pytest.mark.parametrize("fleet", [{"engine_headroom": 0}], indirect=True)
+async def test_a_deadline_in_the_queue_never_reaches_an_engine(fleet, engine_request):
+    engine = await fleet.add("a", max_num_seqs=1)
+    engine.hang_after = 1
+    running = fleet.run(engine_request(request_id="running"))
+    await running.read()
+    with pytest.raises(Exception, match=r"(?i)deadline"):
+        await fleet.ask(engine_request(request_id="late"), timeout=0.2)
+    running.cancel()
+    await fleet.until_idle()
+    assert [r.request.request_id for r in engine.requests] == ["running"]
+
+
+async def test_health_reflection_and_metrics(fleet):
+    async with grpc.aio.insecure_channel(fleet.service.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="inferfleet.internal.v1.Engine")
+        assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        async for reply in stub.ServerReflectionInfo(iter([ask])):
+            names = {s.name for s in reply.list_services_response.service}
+    assert "inferfleet.internal.v1.Engine" in names
+    url = f"http://{fleet.service.metrics_address}"
+    text = (await asyncio.to_thread(urllib.request.urlopen, f"{url}/metrics")).read().decode()
+    assert "inferfleet_balancer_breaker_state" in text
+
+
+async def test_a_drain_lets_streams_end_and_takes_no_more(fleet, engine_request, wait_until):
+    engine = await fleet.add("a")
+    engine.token_delay_s = 0.05
+    call = fleet.run(engine_request(max_tokens=10))
+    await call.read()
+    draining = asyncio.create_task(fleet.service.drain())
+    await wait_until(lambda: fleet.service._servicer._draining, "draining")
+    with pytest.raises(Exception, match="draining") as refused:
+        await fleet.ask(engine_request(request_id="r2"))
+    assert refused.value.retry_after_s > 0
+    messages = await rest(call)
+    assert messages[-1].HasField("summary")
+    await draining
+
+
+def start_balancer(etcd_endpoint, path, *flags):
+    command = [sys.executable, "-m", "services.balancer", "--etcd", etcd_endpoint]
+    command += ["--ready-file", str(path), "--balancer-id", "b1", *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.services
+async def test_the_process_with_a_real_etcd(
+    start_etcd, tmp_path, start_engine_process, engine_request, as_seen, undisturbed, wait_until
+):
+    server = start_etcd()
+    ready = tmp_path / "ready.json"
+    engine = start_engine_process("a")
+    etcd = Etcd([server.address])
+    lease = await etcd.grant_lease(60)
+    value = json_format.MessageToJson(engine.info).encode()
+    await etcd.put(ENGINES_PREFIX + "a", value, lease=lease)
+    balancer = start_balancer(server.address, ready)
+    try:
+        await wait_until(ready.exists, "the balancer is ready")
+        address = json.loads(ready.read_text())["address"]
+        listing = None
+        while not listing:
+            await asyncio.sleep(0.02)
+            listing = (await etcd.get_prefix(BALANCERS_PREFIX)).items
+        assert json.loads(listing[BALANCERS_PREFIX + "b1"].value)["address"] == address
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = engine_pb2_grpc.EngineStub(channel)
+            request = engine_request()
+            assert as_seen([m async for m in stub.Run(request)]) == undisturbed(request)
+            # etcd loses everything; the engine still reports, so it stays.
+            await etcd.revoke_lease(lease)
+            assert as_seen([m async for m in stub.Run(request)]) == undisturbed(request)
+            server.kill()
+            assert as_seen([m async for m in stub.Run(request)]) == undisturbed(request)
+            slow = stub.Run(engine_request(max_tokens=20))
+            await slow.read()
+            os.kill(balancer.pid, signal.SIGTERM)
+            messages = await rest(slow)
+            assert messages[-1].HasField("summary")
+        assert await asyncio.to_thread(balancer.wait, 20) == 0
+    finally:
+        balancer.kill()
+        balancer.wait()
+        balancer.stderr.close()
+        await etcd.close()
+
+
+def test_a_wrong_setting_is_named():
+    for flags, name in (
+        ([], "etcd"),
+        (["--etcd", "nowhere"], "etcd"),
+        (["--policy", "x"], "policy"),
+    ):
+        command = [sys.executable, "-m", "services.balancer", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        assert done.returncode == 2
+        assert f"{name}:" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
