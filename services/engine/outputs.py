@@ -20,6 +20,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     """EOS, STOP_TOKEN, STOP_STRING, MAX_TOKENS, CONTEXT_FULL or GRAMMAR_COMPLETE."""
     matched_token_id: int | None = None
+    stop_string: str | None = None
+    """The one that ended the choice."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def clone(self) -> "CompletionOutput":
