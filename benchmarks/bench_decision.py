@@ -1,0 +1,146 @@
+"""What one routing decision costs the balancer, without the Match call.
+
+    python -m benchmarks.bench_decision --engines 16 --requests 5000
+
+Each request is parsed, admitted, hashed, decided, written down and dispatched as the balancer does
+it, with requests in flight at every engine. Prints p50 and p95 in microseconds per part.
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+import time
+from random import Random
+from statistics import quantiles
+
+import grpc
+
+from inferfleet.internal.v1 import engine_pb2
+from inferfleet.v1 import inference_pb2
+from services.balancer.admission import Admission
+from services.balancer.breaker import Breaker
+from services.balancer.decision_ledger import DecisionLedger
+from services.balancer.engine_view import CostModel
+from services.balancer.incoming import asked_of, parse
+from services.balancer.member import Member, Outcome
+from services.balancer.policies import POLICIES
+from services.balancer.prefix_match import Matches
+from services.balancer.router import Router
+from services.common import block_hash
+
+
+def make_members(count, rng):
+    """Engines with reports and a few requests in flight each."""
+    members = []
+    for number in range(count):
+        info = engine_pb2.EngineInfo(
+            engine_id=f"engine-{number}",
+            epoch_ms=1,
+            model="m",
+            hash_namespace=b"n" * 32,
+            block_size=32,
+            max_num_seqs=64,
+            numerics_id="x",
+        )
+        channel: grpc.aio.Channel = None
+        member = Member(info, channel, Breaker(), stall_limit_s=1e9, clock=time.monotonic)
+        member.report(
+            engine_pb2.LoadReport(
+                running_requests=rng.randrange(30),
+                uncached_tokens_queued=rng.randrange(4000),
+                held_blocks=rng.randrange(900),
+                total_blocks=1000,
+                prefill_tokens_per_s=900,
+                decode_round_s=0.05,
+            )
+        )
+        for _ in range(8):
+            member.dispatch(uncached_tokens=500, blocks=20)
+        members.append(member)
+    return members
+
+
+async def measure(args):
+    """Seconds per request for each part."""
+    rng = Random(0)
+    members = {m.info.engine_id: m for m in make_members(args.engines, rng)}
+
+    def views(model):
+        now = time.monotonic()
+        return [member.view(now) for member in members.values()]
+
+    door = Admission(views, queue_size=100, headroom=4, patience_s=1)
+    router = Router(args.policy, views, door.has_room, cost=CostModel(), rng=rng)
+    ledger = DecisionLedger(2048)
+    raw = engine_pb2.EngineRequest(
+        request=inference_pb2.GenerateRequest(
+            model="m",
+            request_id="r",
+            token_ids=inference_pb2.TokenIds(ids=range(args.prompt_tokens)),
+        )
+    ).SerializeToString()
+    parts: dict[str, list[float]] = {"parse": [], "admit": [], "hash": [], "decide": []}
+    for number in range(args.requests):
+        marks = [time.perf_counter()]
+        asked = asked_of(parse(raw).request)
+        marks.append(time.perf_counter())
+        grant = await door.enter(asked, None)
+        marks.append(time.perf_counter())
+        root = block_hash.root(b"n" * 32, b"")
+        block_hash.join_for_index(block_hash.hash_blocks(root, asked.token_ids, 32))
+        marks.append(time.perf_counter())
+        matches = Matches(True, {(f"engine-{number % args.engines}", 1): 512})
+        choice, candidates = router.choose(asked, router.eligible(asked), matches)
+        ledger.add(
+            f"r{number}",
+            "trace",
+            0,
+            router.policy_name,
+            choice,
+            candidates,
+            prompt_tokens=args.prompt_tokens,
+            match_known=True,
+        )
+        member = members[choice.candidate.engine.engine_id]
+        ticket = member.dispatch(uncached_tokens=10, blocks=1)
+        grant.use()
+        marks.append(time.perf_counter())
+        ticket.end(Outcome.ANSWERED)
+        grant.leave()
+        for name, start, end in zip(parts, marks, marks[1:], strict=False):
+            parts[name].append(end - start)
+    parts["decision (admit + decide)"] = [
+        a + d for a, d in zip(parts["admit"], parts["decide"], strict=True)
+    ]
+    return parts
+
+
+def main():
+    """Print a table, or one JSON object with --json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engines", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--prompt-tokens", type=int, default=2048)
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="least_time")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    args = parser.parse_args()
+    rows = {}
+    for name, seconds in asyncio.run(measure(args)).items():
+        cuts = quantiles(seconds, n=100)
+        rows[name] = {"p50_us": round(cuts[49] * 1e6, 1), "p95_us": round(cuts[94] * 1e6, 1)}
+    if args.json:
+        print(json.dumps({"engines": args.engines, "policy": args.policy, "parts": rows}))
+        return
+    print(
+        f"{args.engines} engines, {args.prompt_tokens} prompt tokens, policy {args.policy}, "
+        f"{args.requests} requests, Python {platform.python_version()}"
+    )
+    for name, row in rows.items():
+        print(f"{name:<28} p50 {row['p50_us']:>9.1f} µs   p95 {row['p95_us']:>9.1f} µs")
+
+
+if __name__ == "__main__":
+    main()
