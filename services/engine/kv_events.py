@@ -128,6 +128,11 @@ class KvEventPublisher:
         """Begin, in the background."""
         self._task = asyncio.create_task(self._run(), name="kv-events")
 
+    async def ended(self) -> None:
+        """Return when nothing will be published any more."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
     async def stop(self) -> None:
         """End the stream; idempotent."""
         if self._task is not None:

@@ -15,8 +15,6 @@ from services.common.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
-    UnimplementedError,
-    Violation,
 )
 from services.engine.sampling_params import Constraint, SamplingParams
 
@@ -24,7 +22,6 @@ MAX_REQUEST_ID_CHARS = 128
 MAX_STREAM_INTERVAL = 1024
 # A message of 4 MiB, less what a client may add around it.
 _MAX_PROMPT_LOGPROB_ENTRIES = 120_000
-SERVED_CONSTRAINTS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,11 @@ class AcceptedRequest:
 def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedRequest:
     """Check a request against the model.
 
+    Which constraints can be enforced is the core's to say: it refuses by the same field names.
+
     Raises:
-        FleetError: INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION or UNIMPLEMENTED, naming the
-            field by its path in GenerateRequest.
+        FleetError: INVALID_ARGUMENT, NOT_FOUND or FAILED_PRECONDITION, naming the field by its
+            path in GenerateRequest.
     """
     request = message.request
     _check_model(request.model, facts)
@@ -200,14 +199,11 @@ def _constraint(request: inference_pb2.GenerateRequest) -> Constraint | None:
     kind = request.constraint.WhichOneof("kind")
     if kind is None:
         raise InvalidArgumentError.for_field("constraint", "names no kind")
-    if kind not in SERVED_CONSTRAINTS:
-        problem = "this engine does not constrain its output in this way"
-        raise UnimplementedError(
-            f"constraint.{kind}: {problem}", violations=[Violation(f"constraint.{kind}", problem)]
-        )
     value = getattr(request.constraint, kind)
     if kind == "choice":
         return Constraint(kind, "", tuple(value.texts))
+    if kind == "json_object" and not value:
+        raise InvalidArgumentError.for_field("constraint.json_object", "must be true")
     return Constraint(kind, value if isinstance(value, str) else "")
 
 

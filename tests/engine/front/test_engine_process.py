@@ -113,6 +113,11 @@ async def refused(call):
     return errors.error_of(caught.value)
 
 
+def _get(url):
+    with urllib.request.urlopen(url) as answer:
+        return answer.read().decode()
+
+
 async def test_a_stream_its_repeat_and_its_cache(spawn):
     engine = await spawn("--engine-id", "e1")
     stop = inference_pb2.StopParams(max_tokens=20, ignore_eos=True)
@@ -218,13 +223,11 @@ async def test_many_streams_end_and_leave_nothing(spawn):
     assert all(len([t for e in s for t in e.delta.token_ids]) == 30 for s in streams)
     await until(engine, lambda load: load.held_blocks == 0 and load.running_requests == 0)
     url = f"http://{engine.ready['metrics_address']}"
-    with urllib.request.urlopen(f"{url}/metrics") as answer:
-        text = answer.read().decode()
+    text = await asyncio.to_thread(_get, f"{url}/metrics")
     assert 'inferfleet_engine_requests_total{code="OK",finish_reason="MAX_TOKENS"} 24.0' in text
     assert "inferfleet_engine_output_tokens_total 720.0" in text
     assert "gen_ai_server_time_to_first_token_seconds_count 24.0" in text
-    with urllib.request.urlopen(f"{url}/healthz") as answer:
-        assert answer.status == 200
+    assert await asyncio.to_thread(_get, f"{url}/healthz") == "ok\n"
 
 
 async def test_a_full_queue_is_refused_with_a_hint(spawn):
@@ -240,6 +243,13 @@ async def test_a_full_queue_is_refused_with_a_hint(spawn):
         outcome.cancel()
     for call in calls:
         call.cancel()
+
+
+async def test_a_constraint_that_is_not_served_is_refused_by_its_name(spawn):
+    engine = await spawn()
+    constraint = inference_pb2.Constraint(ebnf='root ::= "a"')
+    error = await refused(engine.engine.Run(request("r", constraint=constraint)))
+    assert error.violations[0].field == "constraint.ebnf"
 
 
 async def test_health_reflection_and_public_service(spawn, tmp_path):

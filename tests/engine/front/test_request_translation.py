@@ -8,10 +8,9 @@ from services.common.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
-    UnimplementedError,
 )
 from services.engine.request_translation import ModelFacts, translate
-from services.engine.sampling_params import SamplingParams
+from services.engine.sampling_params import Constraint, SamplingParams
 
 FACTS = ModelFacts(
     model="tiny", model_revision="r", numerics_id="n/1", vocab_size=100, max_model_len=16
@@ -201,17 +200,30 @@ def test_other_numerics():
     assert caught.value.reason == "NUMERICS_MISMATCH"
 
 
-@pytest.mark.parametrize("kind", ["ebnf", "structural_tag"])
-def test_a_constraint_that_is_not_served_is_refused_by_name(kind):
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf", "structural_tag"])
+def test_a_constraint_is_handed_on(kind):
     generate = request(constraint=inference_pb2.Constraint(**{kind: "x"}))
-    with pytest.raises(UnimplementedError) as caught:
-        run(generate)
-    assert caught.value.violations[0].field == f"constraint.{kind}"
+    assert run(generate).params.constraint == Constraint(kind, "x")
 
 
-def test_a_constraint_without_a_kind():
-    with pytest.raises(InvalidArgumentError):
-        run(request(constraint=inference_pb2.Constraint()))
+def test_a_choice_and_a_json_object():
+    choice = inference_pb2.Constraint(choice=inference_pb2.Choices(texts=["a", "b"]))
+    assert run(request(constraint=choice)).params.constraint == Constraint("choice", "", ("a", "b"))
+    json_object = inference_pb2.Constraint(json_object=True)
+    assert run(request(constraint=json_object)).params.constraint == Constraint("json_object", "")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "field"),
+    [
+        (inference_pb2.Constraint(), "constraint"),
+        (inference_pb2.Constraint(json_object=False), "constraint.json_object"),
+    ],
+)
+def test_a_constraint_that_says_nothing(constraint, field):
+    with pytest.raises(InvalidArgumentError) as caught:
+        run(request(constraint=constraint))
+    assert caught.value.violations[0].field == field
 
 
 def carried(*choices):
