@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 from inferfleet.admin.v1 import fleet_pb2_grpc
 from services.balancer import fleet_servicer, run_servicer
@@ -36,6 +37,7 @@ from services.common.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 _CUT_S = 1.0
+_HEALTH_S = 0.1
 
 
 class BalancerService:
@@ -96,6 +98,8 @@ class BalancerService:
         )
         self._start_metrics(rooms)
         self._serving = True
+        watch = asyncio.create_task(self._tell_health(rooms.registry), name="health")
+        self._closers.append(lambda: _ended(watch))
         await self._register(etcd)
         lifecycle.write_ready(
             self._config.ready_file,
@@ -187,9 +191,19 @@ class BalancerService:
         bound = self._membership.bind(server, f"{self._config.host}:{port}")
         await server.start()
         self._closers.append(lambda: server.stop(_CUT_S))
-        servicer, _ = self._health[-1]
-        await rpc.set_health(servicer, (name,), serving=True)
+        await rpc.set_health(self._health[-1][0], (name,), serving=True)
         return f"{self._config.host}:{bound}"
+
+    async def _tell_health(self, registry: EngineRegistry) -> None:
+        """Engine is NOT_SERVING while no engine takes work; the process itself ("") is well."""
+        status, told = health_pb2.HealthCheckResponse, None
+        servicer, name = self._health[0]
+        while True:
+            serving = registry.any_serving()
+            if serving != told and self._serving:
+                await servicer.set(name, status.SERVING if serving else status.NOT_SERVING)
+                told = serving
+            await asyncio.sleep(_HEALTH_S)
 
     def _start_metrics(self, rooms: Rooms) -> None:
         rooms.stats.watch(
@@ -209,6 +223,11 @@ class BalancerService:
         self._registration = Registration(etcd, BALANCERS_PREFIX + name, lambda: value.encode())
         await self._registration.start()
         self._closers.append(self._registration.stop)
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _gauges(registry: EngineRegistry) -> Iterable[EngineGauges]:

@@ -409,6 +409,21 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
+async def make_fleet() -> AsyncIterator[Callable[..., Any]]:
+    """Starts balancers with the configuration given."""
+    made: list[Fleet] = []
+
+    async def make(**config: Any) -> Fleet:
+        made.append(Fleet(**config))
+        await made[-1].start()
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        await fleet.stop()
+
+
+@pytest.fixture
 def engine_request() -> Callable[..., engine_pb2.EngineRequest]:
     """Makes requests as a gateway sends them."""
     return make_request

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from inferfleet.admin.v1 import fleet_pb2
 from inferfleet.internal.v1 import engine_pb2_grpc
+from services.common import errors
 from services.common.etcd import Etcd
 from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX
-from services.common.rpc import ENGINE_ID_KEY
+from services.common.rpc import ENGINE_ID_KEY, TOKEN_KEY
 
 
 async def join(fleet, *processes):
@@ -108,10 +111,20 @@ async def test_a_deadline_in_the_queue_never_reaches_an_engine(fleet, engine_req
 
 
 async def test_health_reflection_and_metrics(fleet):
+    kinds = health_pb2.HealthCheckResponse
     async with grpc.aio.insecure_channel(fleet.service.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="inferfleet.internal.v1.Engine")
-        assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(request)
+        # Without an engine that serves it takes no work, though the process is well.
+        while (await watch.read()).status != kinds.NOT_SERVING:
+            pass
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == kinds.SERVING
+        engine = await fleet.add("a")
+        assert (await watch.read()).status == kinds.SERVING
+        await engine.stop()
+        assert (await watch.read()).status == kinds.NOT_SERVING
+        watch.cancel()
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         async for reply in stub.ServerReflectionInfo(iter([ask])):
@@ -120,6 +133,63 @@ async def test_health_reflection_and_metrics(fleet):
     url = f"http://{fleet.service.metrics_address}"
     text = (await asyncio.to_thread(urllib.request.urlopen, f"{url}/metrics")).read().decode()
     assert "inferfleet_balancer_breaker_state" in text
+
+
+async def test_only_members_are_served(make_fleet, tmp_path, engine_request):
+    secret = tmp_path / "token"
+    secret.write_text("s3cret\n")
+    fleet = await make_fleet(fleet_token_file=str(secret))
+    engine = await fleet.add("a")
+    with pytest.raises(errors.PermissionDeniedError):
+        await fleet.ask(engine_request())
+    with pytest.raises(grpc.RpcError) as refused:
+        await fleet.admin().ListEngines(fleet_pb2.ListEnginesRequest())
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    await fleet.ask(engine_request(), metadata=((TOKEN_KEY, "s3cret"),))
+    assert engine.metadata[0][TOKEN_KEY] == "s3cret", "we show it to engines as well"
+
+
+@pytest.mark.parametrize(
+    "fleet", [{"engine_headroom": 0, "queue_size": 20, "carry_on_wait_s": 0.2}], indirect=True
+)
+async def test_the_books_are_exact_after_chaos(fleet, engine_request):
+    """Clients that leave, deadlines, refusals, cuts and a full queue, all at once."""
+    engines = [await fleet.add(f"e{i}", max_num_seqs=4) for i in range(3)]
+    for engine in engines:
+        engine.token_delay_s = 0.005
+    rng = random.Random(11)
+
+    async def one(number):
+        request = engine_request(request_id=f"r{number}", tenant=f"t{number % 3}", seed=number)
+        call = fleet.run(request, timeout=rng.choice([None, 0.02, 0.2, 5]))
+        try:
+            for _ in range(rng.choice([1, 3, 99])):
+                if await call.read() is grpc.aio.EOF:
+                    return
+        except grpc.RpcError:
+            return
+        finally:
+            call.cancel()
+
+    async def misbehave():
+        while True:
+            engine = rng.choice(engines)
+            engine.break_after = rng.choice([None, 0, 1, 3])
+            engine.break_with = rng.choice([None, errors.InternalError("bug")])
+            engine.refuse_with = rng.choice([None, None, errors.ResourceExhaustedError("full")])
+            await asyncio.sleep(0.02)
+
+    trouble = asyncio.create_task(misbehave())
+    for wave in range(4):
+        await asyncio.gather(*(one(wave * 40 + i) for i in range(40)))
+    trouble.cancel()
+    await fleet.until_idle()
+    ended = fleet.service.rooms.stats.requests.collect()[0].samples
+    assert sum(s.value for s in ended if s.name.endswith("_total")) <= 160
+    for engine in engines:
+        engine.break_after = engine.refuse_with = None
+        await fleet.until_state(engine.info.engine_id, "serving")
+    await fleet.ask(engine_request(request_id="after"))
 
 
 async def test_a_drain_lets_streams_end_and_takes_no_more(fleet, engine_request, wait_until):
