@@ -24,7 +24,7 @@ class Linear(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed weight."""
+        """Bytes of the packed weight."""
 
 
 @dataclass(frozen=True, slots=True)

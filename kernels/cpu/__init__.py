@@ -4,7 +4,8 @@ Written for CPUs; the same calls serve a GPU until kernels of its own are chosen
 """
 
 from kernels.cpu.attention import attention, kv_write
-from kernels.cpu.layers import DenseLinear, rms_norm, rope, silu_mul
+from kernels.cpu.layers import rms_norm, rope, silu_mul
+from kernels.cpu.linear import pack_linear
 from kernels.cpu.sample import sample
 from kernels.dispatch import Kernels
 
@@ -16,5 +17,5 @@ KERNELS = Kernels(
     attention=attention,
     silu_mul=silu_mul,
     sample=sample,
-    pack=DenseLinear,
+    pack=pack_linear,
 )

@@ -27,19 +27,3 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
-class DenseLinear:
-    """A weight in the format of the activations, stored as it came: [out, in]."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.contiguous()
-        self._turned = self._weight.T
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.mm(x, self._turned)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual.addmm_(x, self._turned)
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
