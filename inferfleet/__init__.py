@@ -1,3 +1,66 @@
-"""The face for people: the `inferfleet` command and the generated stubs of the contract."""
+"""The face for people: clients, the offline `LLM`, the `inferfleet` command, the contract's stubs.
+
+    from inferfleet import Client
+    with Client("127.0.0.1:50051") as client:
+        for text in client.generate("Once upon a time", max_tokens=32).texts():
+            print(text, end="")
+
+Names are imported on first use, so that the command starts quickly and the client needs only
+grpcio and protobuf.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inferfleet.aio import AsyncClient, AsyncStream
+    from inferfleet.client import Client, Stream
+    from inferfleet.errors import FieldViolation, InferfleetError
+    from inferfleet.results import Completion, Delta, Finished, Model, Started, Summary
+    from services.engine.llm import LLM
+    from services.engine.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "AsyncStream",
+    "Client",
+    "Completion",
+    "Delta",
+    "FieldViolation",
+    "Finished",
+    "InferfleetError",
+    "Model",
+    "SamplingParams",
+    "Started",
+    "Stream",
+    "Summary",
+    "__version__",
+]
+
+_HOMES = {
+    "inferfleet.aio": ("AsyncClient", "AsyncStream"),
+    "inferfleet.client": ("Client", "Stream"),
+    "inferfleet.errors": ("FieldViolation", "InferfleetError"),
+    "inferfleet.results": ("Completion", "Delta", "Finished", "Model", "Started", "Summary"),
+    "services.engine.llm": ("LLM",),
+    "services.engine.sampling_params": ("SamplingParams",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        if home.startswith("services"):
+            raise ImportError(
+                f"{name} runs the engine in this process and needs a checkout with the `engine` "
+                "extra: pip install -e '.[engine]'"
+            ) from error
+        raise

@@ -1,0 +1,120 @@
+"""From Python arguments to the contract's request; what is not given is the server's default."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from inferfleet.v1 import inference_pb2 as pb
+
+Message = Mapping[str, Any]
+"""{"role": …, "content": …} and the other fields of the contract's ChatMessage."""
+
+
+class GenerateParams(TypedDict, total=False):
+    """Everything about a request but its prompt and model; see protos/inferfleet/v1."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    n: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int]
+    bad_token_ids: Sequence[int]
+    max_tokens: int
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop_in_output: bool
+    json_schema: str
+    json_object: bool
+    regex: str
+    ebnf: str
+    choice: Sequence[str]
+    structural_tag: str
+    logprobs: bool
+    top_logprobs: int
+    prompt_logprobs: bool
+    echo: bool
+    no_text: bool
+    stream_interval: int
+    template_args: Mapping[str, Any]
+    session_id: str
+    priority: int
+    expected_output_tokens: int
+    bypass_cache: bool
+    request_id: str
+
+
+_PLACES: dict[str, frozenset[str]] = {
+    "sampling": frozenset(pb.SamplingParams.DESCRIPTOR.fields_by_name),
+    "stop": frozenset(pb.StopParams.DESCRIPTOR.fields_by_name),
+    "constraint": frozenset(pb.Constraint.DESCRIPTOR.fields_by_name),
+    "response": frozenset(pb.ResponseOptions.DESCRIPTOR.fields_by_name),
+    "routing": frozenset(pb.RoutingHints.DESCRIPTOR.fields_by_name),
+}
+
+
+def build_request(
+    model: str,
+    prompt: str | None,
+    messages: Sequence[Message] | None,
+    token_ids: Sequence[int] | None,
+    params: GenerateParams,
+) -> pb.GenerateRequest:
+    """The request.
+
+    Raises:
+        ValueError: not exactly one of the three prompts, or a number that the field cannot hold.
+        TypeError: an unknown parameter or a value of the wrong type.
+    """
+    if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
+        raise ValueError("give exactly one of prompt, messages and token_ids")
+    request = pb.GenerateRequest(model=model)
+    if prompt is not None:
+        request.text = prompt
+    elif messages is not None:
+        request.chat.CopyFrom(chat_of(messages, params.get("template_args")))
+    else:
+        request.token_ids.ids.extend(token_ids or ())
+        request.token_ids.SetInParent()
+    for name, value in params.items():
+        if value is not None and name != "template_args":
+            _set(request, name, value)
+    return request
+
+
+def chat_of(messages: Sequence[Message], template_args: Mapping[str, Any] | None) -> pb.Chat:
+    """A conversation in the contract's form."""
+    chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in messages])
+    chat.template_args.update(dict(template_args or {}))
+    return chat
+
+
+def _set(request: pb.GenerateRequest, name: str, value: Any) -> None:
+    if name == "request_id":
+        request.request_id = value
+    elif name == "bypass_cache":
+        request.cache.bypass = value
+    elif name == "stop":
+        request.stop.stop_strings.extend([value] if isinstance(value, str) else value)
+    elif name == "choice":
+        request.constraint.choice.texts.extend(value)
+    else:
+        place = next((place for place, names in _PLACES.items() if name in names), None)
+        if place is None:
+            raise TypeError(f"unknown parameter {name!r}")
+        _assign(getattr(request, place), name, value)
+
+
+def _assign(message: Any, name: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        getattr(message, name).update(value)
+    elif isinstance(value, str | bytes | int | float):
+        setattr(message, name, value)
+    else:
+        getattr(message, name).extend(value)

@@ -1,0 +1,21 @@
+"""A real gateway before an engine played by a script."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.gateway.testing import EngineDouble, Running, running_gateway
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[EngineDouble]:
+    double = EngineDouble()
+    await double.start()
+    yield double
+    await double.stop()
+
+
+@pytest.fixture
+async def gateway(engine) -> AsyncIterator[Running]:
+    async with running_gateway(engine) as running:
+        yield running
