@@ -117,6 +117,16 @@ def test_giving_up_tells_each_stream_once(member):
     assert tickets[1].lost == "hangs"
 
 
+def test_a_second_end_counts_for_nothing(member, clock):
+    tickets = [member.dispatch(uncached_tokens=1, blocks=1) for _ in range(2)]
+    clock.now += 1
+    member.report(engine_pb2.LoadReport(running_requests=6))
+    for _ in range(3):
+        tickets[0].end(Outcome.FAULT)
+    assert member.view(clock()).occupancy == 5
+    assert member.state(clock()) is EngineState.SERVING, "one fault, not three"
+
+
 class Books(RuleBasedStateMachine):
     """Dispatch, end (also twice), report, give up, in any order."""
 
