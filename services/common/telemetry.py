@@ -7,6 +7,7 @@ import contextvars
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,18 +23,26 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 _PROPAGATOR = TraceContextTextMapPropagator()
 _KEYS = ("traceparent", "tracestate")
+_FLUSH_S = 2.0
 
 
 class Telemetry:
     """A service's tracer and the means to stop it."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter | None = None) -> None:
         self._provider = provider
+        self._exporter = exporter
         self.tracer = provider.get_tracer("inferfleet")
 
     def close(self) -> None:
         """Send what is still held, for at most a few seconds; idempotent."""
-        self._provider.force_flush(timeout_millis=3000)
+        # The provider's own flush knows no timeout: with a collector that is away it takes as
+        # long as all retries together. Shutting the exporter down ends them.
+        flush = threading.Thread(target=self._provider.force_flush, name="flush", daemon=True)
+        flush.start()
+        flush.join(_FLUSH_S)
+        if self._exporter is not None:
+            self._exporter.shutdown()
         self._provider.shutdown()
 
 
@@ -65,7 +74,7 @@ def setup(
         )
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=200))
-    return Telemetry(provider)
+    return Telemetry(provider, exporter)
 
 
 def extract(metadata: Iterable[tuple[str, Any]] | None) -> Context:

@@ -1,5 +1,6 @@
 """The internal Engine service: proto in, proto out; what happens in between is the front's."""
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -19,6 +20,7 @@ from services.engine.request_stream import Events, RequestStream
 from services.engine.request_times import RequestTimes
 from services.engine.request_translation import AcceptedRequest, translate
 
+log = logging.getLogger(__name__)
 ServerContext = grpc.aio.ServicerContext[engine_pb2.EngineRequest, inference_pb2.GenerateResponse]
 
 
@@ -92,6 +94,8 @@ class RunCall:
             self._front.close(stream)
             if stream.complete:
                 failure = None  # the reader left after it had everything
+        with trace.use_span(span):
+            log.debug("ended: %s", "OK" if failure is None else failure or type(failure).__name__)
         self._spans.end_run(span, stream, failure)
         self._count(failure, stream, times)
 

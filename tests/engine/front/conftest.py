@@ -90,10 +90,31 @@ class ScriptedCore:
                 await self._news.wait()
 
 
+class SpanSink(InMemorySpanExporter):
+    """Keeps spans and tells of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = asyncio.Event()
+
+    def export(self, spans: Any) -> Any:
+        outcome = super().export(spans)
+        self._news.set()
+        return outcome
+
+    async def by_name(self, count: int) -> dict[str, Any]:
+        """The finished spans once there are `count`."""
+        async with asyncio.timeout(20):
+            while len(spans := self.get_finished_spans()) < count:
+                self._news.clear()
+                await self._news.wait()
+        return {span.name: span for span in spans}
+
+
 class Harness:
     """One engine server over a scripted core, and clients to it."""
 
-    def __init__(self, server: EngineServer, core: Any, spans: InMemorySpanExporter) -> None:
+    def __init__(self, server: EngineServer, core: Any, spans: SpanSink) -> None:
         self.server = server
         self.core = core
         self.spans = spans
@@ -123,7 +144,7 @@ async def start_front() -> AsyncIterator[Callable[..., Any]]:
 
         async def start(*, core: Any = None, **keys: Any) -> Harness:
             core = core or ScriptedCore()
-            spans = InMemorySpanExporter()
+            spans = SpanSink()
             provider = TracerProvider(shutdown_on_exit=False)
             provider.add_span_processor(SimpleSpanProcessor(spans))
             keys.setdefault("engine_id", "engine-under-test")

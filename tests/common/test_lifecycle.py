@@ -1,0 +1,111 @@
+"""A service's life, in processes of its own, as signals and failures end it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from services.common import lifecycle
+
+PROGRAM = """
+import asyncio, sys
+from services.common import lifecycle
+from services.common.config import ConfigError
+
+class Service:
+    def say(self, word):
+        print(word, flush=True)
+
+    async def start(self):
+        {start}
+        self.say("started")
+
+    async def drain(self):
+        self.say("draining")
+        {drain}
+        self.say("drained")
+
+    async def stop(self):
+        self.say("stopped")
+
+    async def failed(self):
+        {failed}
+
+sys.exit(lifecycle.run(lambda: Service(), prog="prog"))
+"""
+
+
+@pytest.fixture
+def launch():
+    running = []
+
+    def start(*, start="pass", drain="pass", failed="return await lifecycle.never()"):
+        code = textwrap.dedent(PROGRAM).format(start=start, drain=drain, failed=failed)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def end(process):
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out.split(), err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_ends_with_0(launch, signum):
+    process = launch()
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signum)
+    assert end(process)[:2] == (0, ["draining", "drained", "stopped"])
+
+
+def test_a_second_signal_ends_the_drain(launch):
+    process = launch(drain="await asyncio.sleep(1000)")
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "draining\n"
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[:2] == (0, ["stopped"])
+
+
+def test_a_signal_during_the_start_stops_it(launch):
+    process = launch(start="self.say('starting'); await asyncio.sleep(1000)")
+    assert process.stdout.readline() == "starting\n"
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[:2] == (0, ["stopped"])
+
+
+def test_a_failure_ends_with_1_without_a_drain(launch):
+    status, words, err = end(launch(failed="return 'the disk is gone'"))
+    assert (status, words) == (1, ["started", "stopped"])
+    assert "the disk is gone" in err
+
+
+def test_a_bad_configuration_is_one_line_and_2(launch):
+    status, words, err = end(launch(start="raise ConfigError('port: taken')"))
+    assert (status, words, err) == (2, ["stopped"], "prog: port: taken\n")
+
+
+def test_the_ready_file_is_whole(tmp_path):
+    path = tmp_path / "ready.json"
+    lifecycle.write_ready("", service="engine", address="a:1", metrics_address="a:2")
+    lifecycle.write_ready(str(path), service="engine", address="a:1", metrics_address="a:2")
+    record = json.loads(path.read_text())
+    assert record == {
+        "service": "engine",
+        "address": "a:1",
+        "metrics_address": "a:2",
+        "pid": os.getpid(),
+    }
+    assert [child.name for child in tmp_path.iterdir()] == ["ready.json"]
