@@ -1,0 +1,116 @@
+"""Which balancer gets a request, and what happens when one dies."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from inferfleet.v1 import inference_pb2
+from services.common import errors
+from services.gateway.testing import EngineDouble, fail_with, hold_after_first, running_gateway
+
+
+@pytest.fixture
+async def pair(engine):
+    second = EngineDouble()
+    second.engine_id = "engine-2"
+    await second.start()
+    yield engine, second
+    await second.stop()
+
+
+def request(**fields):
+    return inference_pb2.GenerateRequest(model="tiny", text="ab", **fields)
+
+
+async def ask(channel, gateway, **fields):
+    return await gateway.stub(channel).Complete(request(**fields))
+
+
+async def test_turns_are_taken(pair):
+    async with (
+        running_gateway(*pair) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        for _ in range(6):
+            await ask(channel, gateway)
+    assert [len(double.requests) for double in pair] == [3, 3]
+
+
+async def test_a_dead_one_costs_nobody_anything(pair):
+    async with (
+        running_gateway(*pair) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        await pair[0].stop()
+        answers = await asyncio.gather(*(ask(channel, gateway) for _ in range(10)))
+    assert {answer.summary.engine_id for answer in answers} == {"engine-2"}
+    attempts = {r.attempt for r in pair[1].requests}
+    assert 0 in attempts
+    assert attempts <= {0, 16, 32}
+
+
+async def test_a_later_try_is_a_higher_attempt_of_the_same_request(pair):
+    full = errors.UnavailableError("just restarting")
+    pair[0].script = pair[1].script = fail_with(full)
+    async with (
+        running_gateway(*pair) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(channel, gateway, request_id="r", sampling={"seed": 5})
+    assert errors.error_of(caught.value).retry_after_s == 1
+    tried = sorted(pair[0].requests + pair[1].requests, key=lambda r: r.attempt)
+    assert [r.attempt for r in tried] == [16 * i for i in range(len(tried))]
+    assert len(tried) >= 4
+    assert {(r.request.request_id, r.request.sampling.seed) for r in tried} == {("r", 5)}
+
+
+async def test_one_that_says_when_to_come_back_is_believed(pair):
+    busy = errors.UnavailableError("no engine", reason="NO_ENGINE", retry_after_s=7)
+    pair[0].script = pair[1].script = fail_with(busy)
+    async with (
+        running_gateway(*pair) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(channel, gateway)
+    assert errors.error_of(caught.value).retry_after_s == 7
+    assert sum(len(double.requests) for double in pair) == 2
+
+
+async def test_other_refusals_are_not_carried_around(pair):
+    pair[0].script = pair[1].script = fail_with(errors.ResourceExhaustedError("full"))
+    async with (
+        running_gateway(*pair) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ask(channel, gateway)
+    assert sum(len(double.requests) for double in pair) == 1
+
+
+async def test_one_that_dies_in_mid_stream_breaks_the_stream(pair):
+    for double in pair:
+        double.script = hold_after_first
+    async with (
+        running_gateway(*pair) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        call = gateway.stub(channel).Generate(request())
+        engine_id = (await call.read()).started.engine_id
+        await call.read()
+        await next(d for d in pair if d.engine_id == engine_id).stop()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+    assert errors.error_of(caught.value).reason == "STREAM_BROKEN"
+
+
+async def test_nobody_to_ask(engine):
+    async with running_gateway(engine, balancers=("127.0.0.1:1",)) as gateway:
+        async with grpc.aio.insecure_channel(gateway.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask(channel, gateway)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert errors.error_of(caught.value).retry_after_s == 1

@@ -1,0 +1,82 @@
+"""API keys: only their hashes, read again when the file changes."""
+
+import hashlib
+
+import pytest
+
+from services.common.config import ConfigError
+from services.common.errors import UnauthenticatedError
+from services.gateway.tenants import Tenants
+
+
+def line(tenant, key):
+    return f"{tenant} sha256:{hashlib.sha256(key.encode()).hexdigest()}\n"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# who may call\n\n" + line("acme", "k1") + line("acme", "k2"))
+    return path
+
+
+def test_without_a_file_all_are_anonymous():
+    assert Tenants("").tenant_of(None) == ""
+    assert Tenants("").tenant_of("Bearer whatever") == ""
+
+
+def test_keys_name_tenants(path):
+    tenants = Tenants(str(path))
+    assert tenants.tenant_of("Bearer k1") == tenants.tenant_of("bearer  k2") == "acme"
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (None, "MISSING_API_KEY"),
+        ("", "MISSING_API_KEY"),
+        ("Basic k1", "MISSING_API_KEY"),
+        ("Bearer ", "MISSING_API_KEY"),
+        ("Bearer k3", "INVALID_API_KEY"),
+        ("Bearer ключ", "INVALID_API_KEY"),
+    ],
+)
+def test_others_stay_outside(path, shown, reason):
+    with pytest.raises(UnauthenticatedError) as caught:
+        Tenants(str(path)).tenant_of(shown)
+    assert caught.value.reason == reason
+
+
+def test_changes_are_seen_and_mistakes_keep_the_last_good(path):
+    clock = Clock()
+    tenants = Tenants(str(path), clock)
+    path.write_text(line("beta", "k3"))
+    clock.now += 2
+    assert tenants.tenant_of("Bearer k3") == "beta"
+    with pytest.raises(UnauthenticatedError):
+        tenants.tenant_of("Bearer k1")
+    path.write_text("half a li")
+    clock.now += 2
+    assert tenants.tenant_of("Bearer k3") == "beta"
+    path.unlink()
+    clock.now += 2
+    assert tenants.tenant_of("Bearer k3") == "beta"
+
+
+@pytest.mark.parametrize("content", ["acme", "acme md5:12", "a b sha256:" + "0" * 64])
+def test_a_bad_line_is_named_at_start(path, content):
+    path.write_text("# first\n" + content)
+    with pytest.raises(ConfigError, match=r"api_keys_file: .* line 2"):
+        Tenants(str(path))
+
+
+def test_a_missing_file_is_named_at_start(tmp_path):
+    with pytest.raises(ConfigError, match="api_keys_file"):
+        Tenants(str(tmp_path / "none"))
