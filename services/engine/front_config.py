@@ -12,8 +12,8 @@ class FrontConfig(EngineConfig, ServiceConfig):
     """Keys of `python -m services.engine`."""
 
     engine_id: str = setting("", "name of this engine in the fleet; default: generated")
-    etcd: str = setting(
-        "", "host:port,… of the etcd to register in; empty: the engine is not announced"
+    etcd: tuple[str, ...] = setting(
+        (), "host:port of the etcd to register in; empty: the engine is not announced"
     )
     kvcache: str = setting(
         "", "host:port of the KV-cache service that learns which blocks are held; empty: none"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.engine.kv_events import KvEventLog
 from services.engine.messages import CoreReady, RoundReport
 from services.engine.request_stream import RequestStream
 from services.engine.request_times import RequestTimes
@@ -68,15 +69,25 @@ class FrontMetrics:
             buckets=_DURATION_BUCKETS,
             registry=r,
         )
-        self.events_dropped = Counter(
-            "inferfleet_engine_kv_events_dropped",
-            "Block events not queued because the index was away; a snapshot makes up for them",
-            registry=r,
-        )
 
     def ready(self, ready: CoreReady) -> None:
         """Facts that never change."""
         self._gauges["total_blocks"].set(ready.num_blocks)
+
+    def watch_kv_events(self, events: KvEventLog) -> None:
+        """Show how far the prefix index is behind."""
+        unacknowledged = Gauge(
+            "inferfleet_engine_kv_event_batches_unacknowledged",
+            "Batches of block events that the KV-cache service has not acknowledged",
+            registry=self.registry,
+        )
+        unacknowledged.set_function(lambda: events.num_unacknowledged)
+        dropped = Gauge(
+            "inferfleet_engine_kv_event_batches_dropped",
+            "Batches dropped while the service was away; a snapshot replaces them",
+            registry=self.registry,
+        )
+        dropped.set_function(lambda: events.num_dropped)
 
     def tokens(self, times: RequestTimes, num_tokens: int) -> None:
         """An output arrived; also moves the request's own clock."""

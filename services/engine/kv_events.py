@@ -62,6 +62,11 @@ class KvEventLog:
         self.append([ClearedBlocks()])
 
     @property
+    def num_unacknowledged(self) -> int:
+        """Batches that wait, or were sent and not acknowledged."""
+        return len(self._unacked)
+
+    @property
     def last_sequence(self) -> int:
         """Number of the newest batch."""
         return self._sequence

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import secrets
+from collections.abc import Sequence
 
 from google.protobuf import json_format
 
@@ -73,17 +74,16 @@ class RegistryEntry:
     etcd: Etcd | None = None
     registration: Registration | None = None
 
-    async def start(self, endpoints: str) -> None:
+    async def start(self, endpoints: Sequence[str]) -> None:
         """Begin to register; returns at once, also with etcd away.
 
         Raises:
             ConfigError: an endpoint is not host:port.
         """
-        names = [name.strip() for name in endpoints.split(",") if name.strip()]
-        if not names:
+        if not endpoints:
             return
         try:
-            self.etcd = Etcd(names)
+            self.etcd = Etcd(endpoints)
         except ValueError as error:
             raise ConfigError(f"etcd: {error}") from error
         key = ENGINES_PREFIX + self.info.engine_id

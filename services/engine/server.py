@@ -198,10 +198,12 @@ class EngineServer:
     def _kv_events(self) -> KvEventPublisher | NoKvEvents:
         if not self._config.kvcache:
             return NoKvEvents()
+        events = KvEventLog(self._engine_id, self._board.epoch_ms)
+        self._metrics.watch_kv_events(events)
         publisher = KvEventPublisher(
             self._config.kvcache,
             self._membership,
-            KvEventLog(self._engine_id, self._board.epoch_ms),
+            events,
             ask_core=lambda: self._core.send([SendSnapshot()]),
         )
         publisher.start()

@@ -35,7 +35,7 @@ async def _entry(etcd, key, holds):
 
 @pytest.mark.services
 async def test_the_entry_in_etcd_follows_the_engine(start_front, etcd_endpoint):
-    front = await start_front(etcd=etcd_endpoint, engine_id="registered", advertise="host:1")
+    front = await start_front(etcd=(etcd_endpoint,), engine_id="registered", advertise="host:1")
     etcd = Etcd([etcd_endpoint])
     key = f"{ENGINES_PREFIX}registered"
     info = await _entry(etcd, key, lambda info: info is not None)
@@ -51,7 +51,7 @@ async def test_the_entry_in_etcd_follows_the_engine(start_front, etcd_endpoint):
 
 
 async def test_an_etcd_that_is_away_changes_nothing(start_front):
-    front = await start_front(etcd="127.0.0.1:1", kvcache="127.0.0.1:1")
+    front = await start_front(etcd=("127.0.0.1:1",), kvcache="127.0.0.1:1")
     health = health_pb2_grpc.HealthStub(front.channel)
     answer = await health.Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -78,4 +78,4 @@ async def test_health_follows_a_drain_and_a_stall(start_front, run_request):
 
 async def test_a_bad_etcd_address_is_a_configuration_error(start_front):
     with pytest.raises(ConfigError, match="etcd"):
-        await start_front(etcd="http://")
+        await start_front(etcd=("http://",))
