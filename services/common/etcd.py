@@ -348,7 +348,8 @@ def _told_to_end() -> bool:
 
 async def _write(call: Any, request: Any) -> None:
     try:
-        await asyncio.wait_for(call.write(request), WATCH_PROBE_S)
+        async with asyncio.timeout(WATCH_PROBE_S):
+            await call.write(request)
     except (TimeoutError, asyncio.InvalidStateError) as error:
         raise EtcdUnavailableError("etcd does not take the watch's requests") from error
 

@@ -71,7 +71,8 @@ class Registration:
             return
         # Revoking deletes the key only while it hangs on our lease, never a successor's.
         try:
-            await asyncio.wait_for(self._etcd.revoke_lease(lease), _STOP_S)
+            async with asyncio.timeout(_STOP_S):
+                await self._etcd.revoke_lease(lease)
         except (EtcdError, TimeoutError) as error:
             log.warning("%s: left to its lease (%s)", self._key, str(error) or "no answer")
 

@@ -61,6 +61,7 @@ class Store:
         # Typed Any: the client's own annotations leave its generic commands untyped.
         self._client: Any = aioredis.Redis(connection_pool=_pool(settings))
         self._available = False
+        self._looked = False
         self._unsuitable: str | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -147,19 +148,18 @@ class Store:
             raise StoreAwayError(f"Redis is away: {_reason(error)}") from error
 
     def _lost(self, error: Exception) -> None:
-        if self._available:
+        if self._available or not self._looked:
             log.warning("Redis is away, going on without it: %s", _reason(error))
-        self._available = False
-        self._wake.set()
+            self._wake.set()
+        self._available, self._looked = False, True
 
     async def _keep_probing(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _PROBE_S[self._available])
+                async with asyncio.timeout(_PROBE_S[self._available]):
+                    await self._wake.wait()
             self._wake.clear()
             await self._probe()
-            if not self._available:
-                await asyncio.sleep(_PROBE_S[False])
 
     async def _probe(self) -> None:
         try:
@@ -169,21 +169,19 @@ class Store:
                     return
                 unsuitable = await self._examine()
         except _PASS_ON as error:
-            if self._task is None:
-                log.warning("Redis is away, starting without it: %s", _reason(error))
             self._lost(error)
             return
         if unsuitable and unsuitable != self._unsuitable:
             log.error("%s", unsuitable)
         elif not unsuitable:
             log.info("Redis answers")
-        self._unsuitable = unsuitable
+        self._unsuitable, self._looked = unsuitable, True
         self._available = unsuitable is None
 
     async def _examine(self) -> str | None:
         """What makes this server unfit, or None."""
         try:
-            info: dict[str, Any] = await self._client.info("all")
+            info: dict[str, Any] = await self._client.info()
         except NoPermissionError:
             await self._client.execute_command("PING")
             log.warning("the ACL does not allow INFO: version and mode of Redis are not checked")
@@ -193,7 +191,8 @@ class Store:
 
 def unfit(info: dict[str, Any]) -> str | None:
     """Why a server with this INFO cannot hold the index, or None; warns of bad eviction."""
-    mode = info.get("redis_mode", "standalone")
+    # Valkey 9 says server_mode.
+    mode = info.get("redis_mode") or info.get("server_mode", "standalone")
     if mode != "standalone":
         return (
             f"this Redis runs in {mode} mode: one Match reads a whole prompt's keys in one script, "

@@ -60,7 +60,8 @@ class Sweeper:
         """Sweep for ever; the caller cancels it."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), self._interval_s)
+                async with asyncio.timeout(self._interval_s):
+                    await self._wanted.wait()
             self._wanted.clear()
             try:
                 swept = await self.sweep()
