@@ -52,7 +52,8 @@ function stream(request) {
       } else if (message.event === "delta" && message.delta.content === "text") {
         process.stdout.write(message.delta.text);
       } else if (message.event === "finished") {
-        console.error(`\n[${message.finished.reason}]`);
+        const reason = message.finished.reason.replace("FINISH_REASON_", "");
+        console.error(`\n[${reason}]`);
       } else if (message.event === "summary") {
         const { prompt_tokens, cached_tokens, completion_tokens } = message.summary.usage;
         console.error(`[${prompt_tokens} in (${cached_tokens} cached), ${completion_tokens} out]`);

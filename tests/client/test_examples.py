@@ -1,0 +1,67 @@
+"""The examples, run as their headers say."""
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+async def run(*command, cwd=None) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(50):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize("raw", [[], ["--raw"]])
+async def test_stream(gateway, engine, raw):
+    script = EXAMPLES / "python" / "stream.py"
+    code, out, err = await run(sys.executable, script, "hi", "--address", gateway.address, *raw)
+    assert code == 0, err
+    assert engine.reply in out
+    assert "tiny on engine-1" in err
+    prompt = engine.tokenizer.decode(engine.requests[0].request.token_ids.ids)
+    assert (prompt == "hi") is bool(raw)
+
+
+async def test_stream_says_what_is_wrong():
+    script = EXAMPLES / "python" / "stream.py"
+    code, _, err = await run(sys.executable, script, "hi", "--address", "127.0.0.1:1")
+    assert code == 1
+    assert err.startswith("UnavailableError")
+
+
+async def test_openai_client(gateway, engine):
+    script = EXAMPLES / "python" / "openai_client.py"
+    base = f"http://{gateway.http}/v1"
+    code, out, err = await run(sys.executable, script, "hi", "--base-url", base)
+    assert code == 0, err
+    assert engine.reply in out
+    assert "tokens]" in err
+
+
+@pytest.mark.tools
+async def test_node(gateway, engine, tmp_path):
+    """A copy beside the protos, so that no node_modules is left in the tree."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    assert node, "node is missing: install Node 18 or later"
+    assert npm, "npm is missing: install it with Node"
+    folder = tmp_path / "examples" / "node"
+    shutil.copytree(EXAMPLES / "node", folder, ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copytree(EXAMPLES.parent / "protos", tmp_path / "protos")
+    code, out, err = await run(npm, "install", "--no-audit", "--no-fund", cwd=folder)
+    assert code == 0, out + err
+    flags = ("--address", gateway.address)
+    code, out, err = await run(node, "stream.mjs", "hi", *flags, cwd=folder)
+    assert code == 0, err
+    assert engine.reply in out
+    assert "[EOS]" in err
+    code, _, err = await run(node, "stream.mjs", "hi", "--model", "gpt", *flags, cwd=folder)
+    assert code == 1
+    assert err.startswith("NOT_FOUND")
