@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from inferfleet.client import Client, Stream
     from inferfleet.errors import FieldViolation, InferfleetError
     from inferfleet.results import Completion, Delta, Finished, Model, Started, Summary
-    from services.engine.llm import LLM
-    from services.engine.sampling_params import SamplingParams
+
+    # The engine's own, by name only: an import here would draw torch into whatever imports us.
+    LLM: Any
+    SamplingParams: Any
 
 __version__ = "0.1.0"
 
