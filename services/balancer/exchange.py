@@ -5,6 +5,7 @@ exact: the ticket at the engine ended, the call to it cancelled, the place at th
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from services.balancer.router import Router
 from services.balancer.stats import Stats
 from services.common import errors, telemetry
 from services.common.rpc import ENGINE_ID_KEY, REQUEST_ID_KEY, remaining_s
+
+log = logging.getLogger(__name__)
 
 RUN_METHOD = "/inferfleet.internal.v1.Engine/Run"
 _POLL_S = 0.05
@@ -253,6 +256,10 @@ class Exchange:
 
     def _recover(self, attempt: _Attempt, failure: Failure) -> bytes | None:
         stats = self._rooms.stats
+        error = failure.error
+        log.warning(
+            "engine %s failed: %s: %s", attempt.engine.engine_id, error.code.name, error.message
+        )
         route_trace.attempt_failed(self._span, attempt.engine, failure)
         last = self._recovery.failed(
             attempt.engine, failure, silent=attempt.silent, retry_after_s=self._retry_after_s()
@@ -260,7 +267,7 @@ class Exchange:
         if last is not None:
             stats.continuations.labels("closed").inc()
         else:
-            stats.retries.labels(failure.error.code.name).inc()
+            stats.retries.labels(error.code.name).inc()
         return last
 
     def _retry_after_s(self) -> float:

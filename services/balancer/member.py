@@ -138,12 +138,12 @@ class Member:
         A prefill of many tokens is given the time that it should take at the measured rate.
         """
         load = self.load
-        if load is None or not self.connected:
+        if load is None:
             return False
         silent_s = now - self._load_at
         if silent_s > self._stall_limit_s:
             return True
-        if not load.waiting_requests and not load.running_requests:
+        if not self.connected or (not load.waiting_requests and not load.running_requests):
             return False
         allowance_s = 0.0
         if load.prefill_tokens_per_s > 0:

@@ -60,6 +60,7 @@ class RunServicer:
                 "inferfleet.prompt_tokens": len(asked.token_ids),
             },
         )
+        telemetry.request_id_var.set(asked.request_id)
         exchange = Exchange(self._rooms, incoming, asked, context, span)
         status = "CANCELLED"
         self._running += 1

@@ -83,7 +83,7 @@ class StreamLedger:
         if self._summary is None and self._raw:
             last = _parse(self._raw[-1])
             if last.HasField("summary"):
-                self._fold()
+                self._summary = last.summary
         return self._summary is not None
 
     @property

@@ -124,6 +124,7 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
         self.metadata: list[dict[str, Any]] = []
         self.running = 0
         self.refuse_with: Exception | None = None
+        self.drain_with: Exception | None = None
         self.break_after: int | None = None
         self.break_with: Exception | None = None
         """None: the connection's own UNAVAILABLE, without details."""
@@ -166,6 +167,8 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
                 continue
 
     async def Drain(self, request: engine_pb2.DrainRequest, context: Any) -> Any:
+        if self.drain_with is not None:
+            raise self.drain_with
         self.load.draining = True
         return engine_pb2.DrainResponse(streams_ended=self.running)
 

@@ -316,6 +316,54 @@ async def test_an_engine_without_progress_is_given_up(
     await fleet.until_idle()
 
 
+async def test_a_stream_carried_on_from_another_balancer_is_carried_on_again(
+    fleet, engine_request, as_seen, undisturbed
+):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(first, 4)
+    whole = undisturbed(engine_request())
+    said = "".join(f"{token} " for token in whole["ids"][0][:2])
+    request = engine_request()
+    request.attempt, request.numerics_id = 5, "n1"
+    request.continuation.choices.add(
+        index=0, token_ids=whole["ids"][0][:2], sent_text_bytes=len(said)
+    )
+    first.break_after = 2
+    seen = as_seen(await fleet.ask(request))
+    assert first.requests[0] == request
+    assert second.requests[0].attempt == 6
+    assert list(second.requests[0].continuation.choices[0].token_ids) == whole["ids"][0][:3]
+    assert seen["ids"][0] == whole["ids"][0][2:]
+    assert said + seen["text"][0] == whole["text"][0]
+
+
+@pytest.mark.parametrize("fleet", [{"carry_on": "never"}], indirect=True)
+async def test_never_means_never(fleet, engine_request):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(first, 4)
+    first.break_after = 3
+    with pytest.raises(errors.AbortedError):
+        await fleet.ask(engine_request())
+    assert not second.requests
+
+
+async def test_two_revisions_are_matched_by_their_own_hashes(fleet, engine_request):
+    await fleet.add("a")
+    await fleet.add("b", hash_namespace=b"another")
+    await fleet.ask(engine_request())
+    chains = {request.block_hashes for request in fleet.index.requests}
+    assert len(chains) == len(fleet.index.requests) == 2
+
+
+async def test_tenants_never_share_hashes(fleet, engine_request):
+    await fleet.add("a")
+    request = engine_request()
+    await fleet.ask(request)
+    request.salt = b"salt"
+    await fleet.ask(request)
+    assert fleet.index.requests[0].block_hashes != fleet.index.requests[1].block_hashes
+
+
 async def test_explain_tells_the_story(fleet, engine_request):
     first = await fleet.add("a")
     await fleet.add("b")
@@ -346,6 +394,22 @@ async def test_a_drained_engine_gets_no_more(fleet, engine_request):
     assert {e.info.engine_id: e.state for e in listed.engines} == {"a": "draining", "b": "serving"}
     await fleet.ask(engine_request())
     assert [len(first.requests), len(second.requests)] == [0, 1]
+
+
+async def test_a_drain_that_fails_still_takes_the_engine_out(fleet):
+    engine = await fleet.add("a")
+    engine.drain_with = errors.InternalError("stuck")
+    admin = fleet.admin()
+    with pytest.raises(grpc.RpcError, match="out of routing"):
+        await admin.Drain(fleet_pb2.DrainEngineRequest(engine_id="a"))
+    assert fleet.state("a") == "draining"
+    for request, code in (
+        (fleet_pb2.DrainEngineRequest(engine_id="zzz"), grpc.StatusCode.NOT_FOUND),
+        (fleet_pb2.DrainEngineRequest(engine_id="a", grace_s=-1), grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            await admin.Drain(request)
+        assert caught.value.code() is code
 
 
 async def test_only_run_is_served(fleet):

@@ -96,6 +96,14 @@ def test_idle_engines_do_not_stall_but_silent_ones_do(member, clock):
     assert member.stalled(clock())
 
 
+def test_streams_of_an_engine_out_of_reach_are_given_up_too(member, clock):
+    member.connected = False
+    assert not member.stalled(clock())
+    clock.now += 10.1
+    assert member.stalled(clock())
+    assert member.state(clock()) is EngineState.UNREACHABLE
+
+
 def test_draining_is_seen_wherever_it_is_said(clock):
     for how in ("info", "load", "order"):
         member = make_member(clock, draining=how == "info")

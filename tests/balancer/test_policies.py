@@ -18,7 +18,7 @@ from services.balancer.engine_view import (
 )
 from services.balancer.policies import POLICIES, least_time
 from services.balancer.prefix_match import Matches
-from services.balancer.router import Router
+from services.balancer.router import Origin, Router
 
 
 def view(engine_id, **changes):
@@ -210,6 +210,30 @@ def test_full_engines_are_a_last_resort():
 def test_a_match_of_an_earlier_life_does_not_count():
     assert Matches(True, {("A", 7): 50}).of(view("A")) == 0
     assert Matches(True, {("A", 1): 50}).of(view("A")) == 50
+
+
+@pytest.mark.parametrize(
+    ("rule", "greedy", "other", "allowed", "exact"),
+    [
+        ("equal", False, {"deterministic": True}, True, True),
+        ("equal", False, {}, True, False),
+        ("equal", False, {"numerics_id": "y"}, False, False),
+        ("exact", False, {"deterministic": True}, True, True),
+        ("exact", False, {}, False, False),
+        ("exact", True, {}, True, False),
+        ("exact", True, {"numerics_id": "y"}, False, False),
+        ("any", False, {"numerics_id": "y"}, True, False),
+        ("any", False, {"revision": "other"}, False, False),
+        ("never", True, {"deterministic": True}, False, True),
+    ],
+)
+def test_where_a_broken_stream_may_go_on(rule, greedy, other, allowed, exact):
+    facts = {"numerics_id": "x", "revision": "r", "deterministic": False}
+    first = view("A", **{**facts, "deterministic": True})
+    second = view("B", **{**facts, **other})
+    origin = Origin(first, rule)
+    assert origin.allows(second, greedy=greedy) == allowed
+    assert origin.exact(second) == exact
 
 
 def test_demanded_numerics_are_kept():
