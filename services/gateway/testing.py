@@ -71,6 +71,7 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
         self.metadata: list[dict[str, str]] = []
         self.timeouts: list[float | None] = []
         self.engine_id = "engine-1"
+        self.max_model_len = MAX_MODEL_LEN
         self.tokenizer_calls = 0
         self.running = 0
         self.cancelled = 0
@@ -120,7 +121,7 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
             address=self.address,
             model=MODEL,
             model_revision="sha256:weights",
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=self.max_model_len,
             vocab_size=self.tokenizer.vocab_size,
             tokenizer_digest=self.assets.digest,
             eos_token_ids=[EOS],

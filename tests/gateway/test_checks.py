@@ -1,0 +1,77 @@
+"""The gateway's bounds are the engine's: whatever one refuses, the other refuses too."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferfleet.v1 import inference_pb2
+from services.common.errors import InvalidArgumentError
+from services.engine.sampling_params import SamplingParams
+from services.gateway.checks import check_request, request_id_problem
+
+VOCAB = 300
+numbers = st.one_of(
+    st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0, 10.0, float("nan"), float("inf")]),
+    st.floats(width=32),
+)
+counts = st.integers(0, 2**32 - 1) | st.integers(0, 20)
+FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def field_at_fault(call) -> str:
+    try:
+        call()
+    except InvalidArgumentError as error:
+        return error.violations[0].field
+    return ""
+
+
+@given(st.sampled_from(FLOATS), numbers)
+def test_numbers(name, value):
+    request = inference_pb2.GenerateRequest(text="x", sampling={name: value})
+    ours = field_at_fault(lambda: check_request(request, VOCAB))
+    given_value = getattr(request.sampling, name)
+    theirs = field_at_fault(lambda: SamplingParams(**{name: given_value}).validated(VOCAB))
+    assert ours == theirs
+
+
+@given(st.sampled_from(("top_k", "n")), counts)
+def test_counts(name, value):
+    request = inference_pb2.GenerateRequest(text="x", sampling={name: value})
+    ours = field_at_fault(lambda: check_request(request, VOCAB))
+    theirs = field_at_fault(lambda: SamplingParams(**{name: value}).validated(VOCAB))
+    assert ours == theirs
+
+
+@given(counts, counts, st.lists(st.text(max_size=300), max_size=20))
+def test_stops(most, least, texts):
+    stop = inference_pb2.StopParams(max_tokens=most, min_tokens=least, stop_strings=texts)
+    request = inference_pb2.GenerateRequest(text="x", stop=stop)
+    params = SamplingParams(max_tokens=most, min_tokens=least, stop_strings=tuple(texts))
+    ours = field_at_fault(lambda: check_request(request, VOCAB))
+    assert ours == field_at_fault(lambda: params.validated(VOCAB))
+
+
+@given(st.dictionaries(st.integers(0, 310), st.floats(-101, 101, width=32), max_size=5))
+def test_biases(bias):
+    request = inference_pb2.GenerateRequest(text="x", sampling={"logit_bias": bias})
+    params = SamplingParams(logit_bias=tuple(sorted(bias.items())))
+    ours = field_at_fault(lambda: check_request(request, VOCAB))
+    assert bool(ours) is bool(field_at_fault(lambda: params.validated(VOCAB)))
+
+
+@pytest.mark.parametrize("good", ["a", "req-1", "A" * 128, "!~"])
+def test_request_ids(good):
+    assert request_id_problem(good) == ""
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "A" * 129, "é", "a\n", "\x00", "a\r\nb"])
+def test_bad_request_ids(bad):
+    assert request_id_problem(bad)

@@ -1,0 +1,49 @@
+"""Long prompts in a thread, places in flight, and a drain that waits for them."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from inferfleet.v1 import inference_pb2
+from services.common.errors import AlreadyExistsError, UnavailableError
+from services.gateway.in_flight import InFlight
+from services.gateway.testing import running_gateway
+
+
+async def test_a_long_prompt_is_tokenised_beside_the_loop(engine):
+    engine.max_model_len = 100_000
+    async with (
+        running_gateway(engine) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        text = "äb" * 20_000
+        request = inference_pb2.GenerateRequest(model="tiny", text=text)
+        await gateway.stub(channel).Complete(request)
+        chat = inference_pb2.Chat(messages=[{"role": "user", "content": text}])
+        asked = inference_pb2.TokenizeRequest(model="tiny", chat=chat)
+        rendered = (await gateway.stub(channel).Tokenize(asked)).rendered
+    assert bytes(engine.requests[0].request.token_ids.ids) == text.encode()
+    assert text in rendered
+
+
+async def test_a_place_is_held_once_per_tenant():
+    places = InFlight()
+    with places.holding("a", "1"), places.holding("b", "1"), places.holding("a", "2"):
+        assert len(places) == 3
+        with pytest.raises(AlreadyExistsError), places.holding("a", "1"):
+            pass
+        assert len(places) == 3
+    assert len(places) == 0
+
+
+async def test_a_drain_refuses_waits_and_gives_up():
+    places = InFlight()
+    with places.holding("a", "1"):
+        assert not await places.drain(0.01)
+        with pytest.raises(UnavailableError), places.holding("a", "2"):
+            pass
+        waiting = asyncio.create_task(places.drain(10))
+        await asyncio.sleep(0)
+    assert await waiting
+    assert await places.drain(0)
