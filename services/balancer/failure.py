@@ -13,6 +13,8 @@ from services.common.errors import FleetError
 _CHARGED = (errors.UnavailableError, errors.InternalError, errors.DataLossError)
 _ELSEWHERE = (*_CHARGED, errors.AbortedError)
 DRAINING = "DRAINING"
+REPLACED = "REPLACED"
+"""An engine took a higher attempt of the same request: whoever sent that has the stream now."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Failure:
             silent: this attempt had not given a message yet.
         """
         if self.lost or isinstance(self.error, _ELSEWHERE):
-            return True
+            return self.error.reason != REPLACED
         return silent and isinstance(self.error, errors.ResourceExhaustedError)
 
     def told(self, retry_after_s: float) -> FleetError:

@@ -337,6 +337,15 @@ async def test_a_stream_carried_on_from_another_balancer_is_carried_on_again(
     assert said + seen["text"][0] == whole["text"][0]
 
 
+async def test_a_replaced_attempt_is_not_carried_on(fleet, engine_request):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(first, 4)
+    first.break_after, first.break_with = 3, errors.AbortedError("replaced", reason="REPLACED")
+    with pytest.raises(errors.AbortedError, match="replaced"):
+        await fleet.ask(engine_request())
+    assert not second.requests
+
+
 @pytest.mark.parametrize("fleet", [{"carry_on": "never"}], indirect=True)
 async def test_never_means_never(fleet, engine_request):
     first, second = await fleet.add("a"), await fleet.add("b")

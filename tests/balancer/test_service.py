@@ -74,6 +74,42 @@ async def test_streams_survive_their_engine(
     assert carried == victims.count(victim)
 
 
+@pytest.mark.verify
+@pytest.mark.timeout(400)
+async def test_twenty_kills_under_load_change_nothing(
+    fleet, start_engine_process, engine_request, as_seen, undisturbed
+):
+    """32 streams at all times, 3 engines, one killed and started anew 20 times."""
+    names = ["a", "b", "c"]
+    processes = {name: start_engine_process(name) for name in names}
+    await join(fleet, *processes.values())
+    done, over = [], asyncio.Event()
+
+    async def client(number):
+        served = 0
+        while not over.is_set():
+            seed, served = number * 1000 + served, served + 1
+            request = engine_request(request_id=f"r{seed}", seed=seed, max_tokens=60)
+            messages = await fleet.ask(request)
+            assert as_seen(messages) == undisturbed(request)
+            done.append(messages[-1].summary)
+
+    clients = [asyncio.create_task(client(number)) for number in range(32)]
+    for kill in range(20):
+        name = names[kill % 3]
+        processes[name].signal(signal.SIGKILL)
+        await fleet.until_state(name, "unreachable")
+        processes[name] = await asyncio.to_thread(
+            start_engine_process, name, "--epoch-ms", str(kill + 2)
+        )
+        await join(fleet, processes[name])
+    over.set()
+    await asyncio.gather(*clients)
+    assert all(summary.exact for summary in done)
+    assert sum(summary.continuations for summary in done) >= 20
+    await fleet.until_idle()
+
+
 @pytest.mark.parametrize("fleet", [{"engine_headroom": 0, "queue_size": 2}], indirect=True)
 async def test_the_queue_over_the_wire(fleet, engine_request, wait_until):
     engine = await fleet.add("a", max_num_seqs=1)
