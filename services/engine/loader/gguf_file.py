@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
 from services.engine.loader.gguf_header import GgufHeader, TensorInfo, read_header
 from services.engine.loader.gguf_text import text_assets
@@ -106,7 +107,7 @@ def _weights(path: Path, header: GgufHeader, config: ModelConfig) -> dict[str, t
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
     weights = {}
     for name, info in header.tensors.items():
-        tensor = _decode(data, name, info)
+        tensor = decode_tensor(data, name, info)
         part = name.split(".")[2] if name.startswith("blk.") else ""
         if part in heads:
             tensor = _unpermute(tensor, heads[part])
@@ -123,7 +124,12 @@ def _hf_name(name: str) -> str:
     return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
 
 
-def _decode(data: Any, name: str, info: TensorInfo) -> torch.Tensor:
+def decode_tensor(data: NDArray[np.uint8], name: str, info: TensorInfo) -> torch.Tensor:
+    """One tensor, out of the bytes of its whole file, as float32.
+
+    Raises:
+        ModelFileError: its format is unknown, or the bytes end within it.
+    """
     kind = GGMLQuantizationType(info.ggml_type)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     count = int(np.prod(info.shape))

@@ -1,0 +1,162 @@
+"""Golden tokens and logits from transformers, which no test needs: run it again only to renew them.
+
+    python scripts/make_golden.py tests/data
+
+Writes smollm2_golden.json (greedy float32 tokens of the default model, up to the first step whose
+two best logits are closer than MIN_MARGIN) and tiny_llama_golden.json (logits of tiny models).
+The weights come from our own GGUF reader, whose first three answers were checked against
+transformers' own reader.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from services.engine.loader import load_model
+from services.engine.loader.tiny_model import TinyShape, write_tiny_model
+
+MIN_MARGIN = 0.02
+NEW_TOKENS = 24
+CODE = '''def median(values: list[float]) -> float:
+    """The middle of the sorted values."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+'''
+STORY = (
+    "The lighthouse keeper wrote down the weather every evening. On the first day the wind came "
+    "from the north and the sea was grey. On the second day two ships passed, and one of them "
+    "lowered its flag. On the third day there was fog, and he lit the lamp before noon. "
+)
+CHAT = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+PROMPTS = (
+    "Once upon a time there was",
+    "The three primary colours are",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "Water boils at 100 degrees Celsius because",
+    "La capitale de la France est",
+    "Die Hauptstadt von Österreich ist",
+    "El gato se sentó en la alfombra y",
+    "日本の首都は",
+    "Москва является столицей",
+    CHAT.format("Write one sentence about the sea."),
+    CHAT.format("List three uses for a paper clip."),
+    CHAT.format("What is 12 times 12?"),
+    CHAT.format("Translate to French: The weather is nice today."),
+    CODE + "def mean(values: list[float]) -> float:\n",
+    CODE * 3 + "def variance(values: list[float]) -> float:\n",
+    "SELECT name, COUNT(*) FROM orders JOIN customers ON orders.customer_id =",
+    STORY + "On the fourth day",
+    STORY * 3 + "On the last day",
+    STORY * 7 + "On the last day",
+    CHAT.format("Summarise this text in one sentence.\n\n" + STORY * 7),
+)
+
+
+def main() -> None:
+    """Write both files into the folder given."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    torch.set_grad_enabled(False)
+    transformers.logging.disable_progress_bar()
+    _write(folder / "tiny_llama_golden.json", tiny_golden())
+    _write(folder / "smollm2_golden.json", smollm2_golden(folder / "smollm2_first_golden.json"))
+
+
+def smollm2_golden(first: Path) -> dict:
+    """Greedy tokens of all prompts; `first` holds the three made with transformers' own reader."""
+    source = load_model("")
+    own = source.config
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=own.vocab_size,
+            hidden_size=own.hidden_size,
+            intermediate_size=own.intermediate_size,
+            num_hidden_layers=own.num_layers,
+            num_attention_heads=own.num_heads,
+            num_key_value_heads=own.num_kv_heads,
+            head_dim=own.head_dim,
+            max_position_embeddings=own.max_position,
+            rms_norm_eps=own.rms_norm_eps,
+            rope_theta=own.rope_theta,
+            rope_parameters={"rope_type": "default", "rope_theta": own.rope_theta},
+            tie_word_embeddings=True,
+        )
+    ).eval()
+    left = model.load_state_dict(source.weights, strict=False)
+    assert left.missing_keys in ([], ["lm_head.weight"]) and not left.unexpected_keys, left
+    model.tie_weights()
+    tokenizer = Tokenizer.from_str(source.text.tokenizer_json.decode())
+    items = json.loads(first.read_text(encoding="utf-8"))["items"]
+    for prompt in PROMPTS:
+        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+        output, margin = greedy(model, ids, source.eos_token_ids)
+        print(len(ids), len(output), f"{margin:.3f}", repr(tokenizer.decode(output))[:80], flush=True)
+        items.append({"prompt_ids": ids, "output_ids": output, "min_margin": margin})
+    return {**versions(), "revision": source.revision, "min_margin": MIN_MARGIN, "items": items}
+
+
+def greedy(model: transformers.LlamaForCausalLM, ids: list[int], eos: tuple[int, ...]) -> tuple:
+    """Tokens and their least margin over the second best."""
+    output, margin, past = [], float("inf"), None
+    inputs = torch.tensor([ids])
+    while len(output) < NEW_TOKENS:
+        result = model(inputs, cache=past, use_cache=True, logits_to_keep=1)
+        best = result.logits[0, -1].topk(2)
+        gap = (best.values[0] - best.values[1]).item()
+        if gap < MIN_MARGIN:
+            break
+        margin, past = min(margin, gap), result.cache
+        output.append(int(best.indices[0]))
+        if output[-1] in eos:
+            break
+        inputs = best.indices[:1].unsqueeze(0)
+    return output, margin
+
+
+def tiny_golden() -> dict:
+    """Logits of all positions of one prompt, and greedy tokens, per tiny model."""
+    shapes = {
+        "tied": TinyShape(),
+        "untied_llama3": TinyShape(seed=1, tie_embeddings=False, llama3_rope=True),
+    }
+    models = {}
+    for name, shape in shapes.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_tiny_model(Path(folder), shape)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        prompt = [(7 * index + index * index) % 256 for index in range(200)]
+        logits = model(torch.tensor([prompt])).logits[0]
+        kept = [0, 1, 63, 64, 127, 199]
+        models[name] = {
+            "prompt_ids": prompt,
+            "positions": kept,
+            "logits": [[round(v, 5) for v in logits[p].tolist()] for p in kept],
+        }
+    return {**versions(), "models": models}
+
+
+def versions() -> dict:
+    """What made the data."""
+    return {"transformers": transformers.__version__, "torch": torch.__version__, "dtype": "float32"}
+
+
+def _write(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")
+    print(path, path.stat().st_size)
+
+
+if __name__ == "__main__":
+    main()
