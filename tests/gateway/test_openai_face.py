@@ -1,6 +1,7 @@
 """The OpenAI-compatible HTTP face, as the official client and as plain HTTP see it."""
 
 import asyncio
+import hashlib
 import json
 
 import httpx
@@ -440,6 +441,24 @@ class TestHeaders:
         engine.script = scripts["hello"]
         third = await http.post("/v1/completions", json=body, headers=headers)
         assert third.status_code == 200
+
+
+class TestKeys:
+    async def test_the_client_sends_its_key(self, start_gateway, engine, tmp_path):
+        keys = tmp_path / "keys"
+        keys.write_text(f"acme sha256:{hashlib.sha256(b'k1').hexdigest()}\n")
+        running = await start_gateway(api_keys_file=str(keys))
+        base = f"http://{running.http}/v1"
+        async with openai.AsyncOpenAI(base_url=base, api_key="k1", max_retries=0) as known:
+            await known.completions.create(model=MODEL, prompt="x")
+            assert [model.id async for model in known.models.list()] == [MODEL]
+        assert engine.requests[0].tenant == "acme"
+        async with openai.AsyncOpenAI(base_url=base, api_key="k2", max_retries=0) as unknown:
+            with pytest.raises(openai.AuthenticationError):
+                await unknown.completions.create(model=MODEL, prompt="x")
+            with pytest.raises(openai.AuthenticationError):
+                await unknown.models.list()
+        assert len(engine.requests) == 1
 
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -101,7 +101,7 @@ def _read_template(fields: Fields, chat: inference_pb2.Chat) -> None:
         refuse("chat_template_kwargs", f"must be an object, got {kind_of(args)}")
     try:
         chat.template_args.update(args or {})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         refuse("chat_template_kwargs", str(error))
     prompt = fields.boolean("add_generation_prompt")
     if prompt is not None:

@@ -44,7 +44,10 @@ class Fields:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             refuse(self.name(field), f"must be a number, got {kind_of(value)}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            refuse(self.name(field), "is too large a number")
 
     def integer(self, field: str, low: int, high: int) -> int | None:
         value = self.take(field)
@@ -53,7 +56,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int):
             refuse(self.name(field), f"must be a whole number, got {kind_of(value)}")
         if not low <= value <= high:
-            refuse(self.name(field), f"must be in [{low}, {high}], got {value}")
+            refuse(self.name(field), f"must be in [{low}, {high}], got {kind_of(value)}")
         return int(value)
 
     def items(self, field: str, limit: int) -> list[Any] | None:
@@ -96,4 +99,6 @@ def kind_of(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "an array"
+    if isinstance(value, int) and abs(value) > 10**39:
+        return "a huge number"  # Python refuses to write out the longest ones
     return repr(value) if len(repr(value)) <= 40 else f"a {type(value).__name__}"

@@ -129,7 +129,7 @@ def _read_bias(fields: Fields, sampling: inference_pb2.SamplingParams) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             refuse(f"logit_bias[{key}]", f"must be a number, got {kind_of(value)}")
         if not -100 <= value <= 100:
-            refuse(f"logit_bias[{key}]", f"must be in [-100, 100], got {value:g}")
+            refuse(f"logit_bias[{key}]", f"must be in [-100, 100], got {kind_of(value)}")
         sampling.logit_bias[int(key)] = value
 
 

@@ -1,0 +1,119 @@
+"""Any JSON at all is either understood or refused by name; nothing else is ever raised."""
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.common.errors import InvalidArgumentError
+from services.gateway.checks import check_request
+from services.gateway.openai.chat_request import read_chat
+from services.gateway.openai.completion_request import read_completion
+from services.gateway.openai.errors import body_of, headers_of, param_of
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([10**400, -(10**400), 2**32, 2**64, -1, 0, 1]),
+    st.floats(allow_nan=False),
+    st.text(alphabet=st.characters(), max_size=8),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+DRAW = ["temperature", "top_p", "top_k", "min_p", "n", "seed", "logit_bias", "logprobs"]
+ENDS = ["stop", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos"]
+FORM = ["response_format", "structured_outputs", "stream", "stream_options", "priority"]
+COMMON = ["model", "user", "session_id", "include_stop_str_in_output", *DRAW, *ENDS, *FORM]
+TOOLS = ["tools", "tool_choice", "chat_template_kwargs", "add_generation_prompt"]
+CHAT = ["messages", "max_completion_tokens", "top_logprobs", "modalities", *COMMON, *TOOLS]
+COMPLETION = ["prompt", "best_of", "echo", "suffix", *COMMON]
+
+
+def body(names, valid):
+    return st.dictionaries(st.sampled_from(names), values, max_size=6).map(lambda d: {**valid, **d})
+
+
+def understood(read, data) -> None:
+    with contextlib.suppress(InvalidArgumentError):
+        plan = read(data)
+        for request in plan.requests:
+            request.SerializeToString()
+            with contextlib.suppress(InvalidArgumentError):
+                check_request(request, 300)
+
+
+@given(values | body(CHAT, {"messages": [{"role": "user", "content": "x"}]}))
+def test_any_chat(data):
+    understood(read_chat, data)
+
+
+@given(values | body(COMPLETION, {"prompt": "x"}))
+def test_any_completion(data):
+    understood(read_completion, data)
+
+
+@given(st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), values))
+def test_any_message(message):
+    understood(read_chat, {"messages": [{"role": "user", **message}]})
+
+
+@given(values)
+def test_every_refusal_can_be_written(data):
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_completion({"prompt": data, "stop": 5})
+    written = msgspec.json.decode(msgspec.json.encode(body_of(caught.value)))
+    assert written["error"]["param"] in ("stop", "prompt")
+    assert headers_of(caught.value)["x-should-retry"] == "false"
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize("number", [HUGE, -HUGE])
+@pytest.mark.parametrize("field", ["temperature", "n", "seed", "top_k", "max_tokens", "stop"])
+def test_huge_numbers(field, number):
+    with pytest.raises(InvalidArgumentError, match=field):
+        read_completion({"prompt": "x", field: number})
+    with pytest.raises(InvalidArgumentError, match="logit_bias"):
+        read_completion({"prompt": "x", "logit_bias": {"5": number}})
+    with pytest.raises(InvalidArgumentError, match="prompt"):
+        read_completion({"prompt": [number]})
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(InvalidArgumentError, match="chat_template_kwargs"):
+        read_chat({"messages": messages, "chat_template_kwargs": {"a": [number]}})
+
+
+@pytest.mark.parametrize("raw", [b'{"prompt": "\\ud800"}', b'{"prompt": "a", "\\udfff": 1}'])
+def test_half_a_surrogate_is_no_text(raw):
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.json.decode(raw)
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("sampling.top_p", "top_p"),
+        ("sampling.logit_bias[7]", "logit_bias[7]"),
+        ("stop.stop_strings", "stop"),
+        ("stop.stop_strings[3]", "stop[3]"),
+        ("stop.max_tokens", "max_tokens"),
+        ("token_ids.ids", "prompt"),
+        ("text", "prompt"),
+        ("chat", "messages"),
+        ("chat.messages[0].role", "messages[0].role"),
+        ("constraint.regex", "response_format"),
+        ("response.top_logprobs", "top_logprobs"),
+        ("stop[0]", "stop[0]"),
+        ("stop", "stop"),
+        ("model", "model"),
+    ],
+)
+def test_our_fields_in_their_words(field, param):
+    assert param_of(field) == param
+    assert param_of(param) == param
