@@ -118,6 +118,7 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
                 "prompt", "must be set", reason="EMPTY_PROMPT"
             )
         if kind == "chat":
+            _check_tools(request.chat)
             text = await asyncio.to_thread(render_chat, self._template, request.chat)
         else:
             text = request.text
@@ -126,6 +127,21 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
             return self._tokenizer.encode(text, add_special_tokens=plain), text
         ids = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=plain)
         return ids, text
+
+
+def _check_tools(chat: inference_pb2.Chat) -> None:
+    """Calls are not parsed here: who gives the model tools to call is told so, not left with
+    their text."""
+    modes = inference_pb2.ToolChoice
+    if chat.tool_choice.mode in (modes.MODE_REQUIRED, modes.MODE_NAMED):
+        field = "chat.tool_choice"
+    elif chat.tools and chat.tool_choice.mode != modes.MODE_NONE:
+        field = "chat.tools"
+    else:
+        return
+    raise errors.InvalidArgumentError.for_field(
+        field, "calling tools is not served; only tool_choice MODE_NONE is"
+    )
 
 
 def _collect(answer: inference_pb2.CompleteResponse, event: inference_pb2.GenerateResponse) -> None:

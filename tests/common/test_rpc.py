@@ -313,3 +313,16 @@ async def test_mutual_tls(serve):
             stub = engine_pb2_grpc.EngineStub(channel)
             error = await failure(stub.GetInfo(engine_pb2.GetInfoRequest(), timeout=10))
             assert isinstance(error, errors.UnavailableError | errors.DeadlineExceededError)
+
+
+async def test_tls_for_callers_without_a_certificate():
+    member, _ = _certificates()
+    server = rpc.make_server()
+    engine_pb2_grpc.add_EngineServicer_to_server(Servicer(), server)
+    port = member.bind(server, "localhost:0", members_only=False)
+    await server.start()
+    credentials = grpc.ssl_channel_credentials(member.ca)
+    async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
+        run = engine_pb2_grpc.EngineStub(channel).Run(engine_pb2.EngineRequest())
+        assert [m.delta.text async for m in run] == ["first", "last"]
+    await server.stop(None)

@@ -118,6 +118,11 @@ def _get(url):
         return answer.read().decode()
 
 
+def _rounds(text):
+    (line,) = [row for row in text.splitlines() if row.startswith("inferfleet_engine_rounds_total")]
+    return float(line.split()[1])
+
+
 async def test_a_stream_its_repeat_and_its_cache(spawn):
     engine = await spawn("--engine-id", "e1")
     stop = inference_pb2.StopParams(max_tokens=20, ignore_eos=True)
@@ -147,6 +152,20 @@ async def test_a_client_that_leaves_frees_its_blocks(spawn):
     await until(engine, lambda load: load.running_requests == 1)
     stays.cancel()
     await until(engine, lambda load: load.running_requests == 0 and load.held_blocks == 0)
+
+
+async def test_its_blocks_are_free_within_two_rounds(spawn):
+    engine = await spawn("--simulate", "vocab_size=259,eos=258,forward_ms=500")
+    url = f"http://{engine.ready['metrics_address']}/metrics"
+    call = engine.engine.Run(request("gone"))
+    while not (await call.read()).HasField("delta"):
+        pass
+    before = _rounds(await asyncio.to_thread(_get, url))
+    call.cancel()
+    await until(engine, lambda load: load.held_blocks == 0)
+    after = _rounds(await asyncio.to_thread(_get, url))
+    # The round under way, the one that is launched before the abort is read, and their outcome.
+    assert after - before <= 3
 
 
 async def test_leaving_while_queued_or_in_prefill(spawn):

@@ -132,6 +132,23 @@ async def test_bad_input(front):
     assert not front.core.received
 
 
+async def test_tools_that_nobody_would_call_are_refused(front):
+    modes = inference_pb2.ToolChoice
+    tool = inference_pb2.Tool(name="f")
+    for field, tools, mode in (
+        ("chat.tools", [tool], modes.MODE_UNSPECIFIED),
+        ("chat.tools", [tool], modes.MODE_AUTO),
+        ("chat.tool_choice", [], modes.MODE_REQUIRED),
+        ("chat.tool_choice", [tool], modes.MODE_NAMED),
+    ):
+        asked = chat("x")
+        asked.tools.extend(tools)
+        asked.tool_choice.mode = mode
+        error = await refused(front.public.Complete(request(chat=asked)))
+        assert isinstance(error, errors.InvalidArgumentError)
+        assert error.violations[0].field == field
+
+
 async def test_the_public_service_asks_for_no_token_and_the_internal_one_does(
     start_front, run_request, out, tmp_path
 ):
