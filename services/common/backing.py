@@ -174,6 +174,9 @@ class ServerProcess:
 
     def _launch_once(self, timeout_s: float) -> bool:
         with self.log_path.open("ab") as output:
+            if _is_taken(self.port):  # its owner's answers must not be taken for ours
+                output.write(b"Address already in use: %s\n" % self.address.encode())
+                return False
             self._process = self._spawn(output)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -332,6 +335,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
 
 
 def _on_path(name: str, search_path: str | None) -> Path | None:
