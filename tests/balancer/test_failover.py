@@ -1,0 +1,230 @@
+"""Engines that refuse, break, hang and vanish: another takes the request, or the client is told."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from services.common import errors
+
+
+@pytest.mark.parametrize(
+    ("failure", "charged"),
+    [
+        (errors.UnavailableError("down"), True),
+        (errors.InternalError("bug"), True),
+        (errors.DataLossError("nan"), True),
+        (errors.ResourceExhaustedError("full"), False),
+        (errors.UnavailableError("bye", reason="DRAINING"), False),
+    ],
+)
+async def test_before_the_first_message_another_engine_takes_it(
+    fleet, engine_request, as_seen, undisturbed, failure, charged
+):
+    bad, good = await fleet.add("bad"), await fleet.add("good")
+    fleet.index.holds(bad, 4)
+    bad.refuse_with = failure
+    request = engine_request()
+    assert as_seen(await fleet.ask(request)) == undisturbed(request)
+    assert [len(bad.requests), len(good.requests)] == [1, 1]
+    assert [bad.requests[0].attempt, good.requests[0].attempt] == [0, 1]
+    assert not good.requests[0].HasField("continuation")
+    await fleet.until_idle()
+    assert bool(fleet.service.rooms.registry.member("bad").breaker._in_a_row) == charged
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        errors.InvalidArgumentError.for_field("sampling.top_p", "must be above 0"),
+        errors.FailedPreconditionError("stuck", reason="CONSTRAINT_UNSATISFIABLE"),
+        errors.CancelledError("aborted by an operator"),
+    ],
+)
+async def test_the_requests_own_fault_is_told_and_never_charged(fleet, engine_request, failure):
+    bad, good = await fleet.add("bad"), await fleet.add("good")
+    fleet.index.holds(bad, 4)
+    bad.refuse_with = failure
+    with pytest.raises(type(failure)) as caught:
+        await fleet.ask(engine_request())
+    assert caught.value.message == failure.message
+    assert caught.value.violations == failure.violations
+    assert not good.requests
+    await fleet.until_idle()
+    assert fleet.service.rooms.registry.member("bad").breaker._in_a_row == 0
+
+
+async def test_all_engines_failing_is_unavailable_with_a_hint(fleet, engine_request):
+    for name in ("a", "b"):
+        (await fleet.add(name)).break_after = 0
+    with pytest.raises(errors.UnavailableError) as caught:
+        await fleet.ask(engine_request())
+    assert caught.value.retry_after_s > 0
+    assert sum(len(engine.requests) for engine in fleet.engines) == 2
+    await fleet.until_idle()
+
+
+async def test_attempts_are_bounded(fleet, engine_request):
+    for number in range(5):
+        (await fleet.add(f"e{number}")).refuse_with = errors.InternalError("poison")
+    with pytest.raises(errors.InternalError, match="poison"):
+        await fleet.ask(engine_request())
+    assert sum(len(engine.requests) for engine in fleet.engines) == 3
+
+
+@pytest.mark.parametrize("cut", range(1, 13))
+async def test_a_stream_cut_anywhere_looks_undisturbed(
+    fleet, engine_request, as_seen, undisturbed, cut
+):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(first, 4)
+    first.break_after = cut
+    request = engine_request(n=2)
+    messages = await fleet.ask(request)
+    assert as_seen(messages) == undisturbed(request)
+    summary = messages[-1].summary
+    assert summary.exact
+    if cut == 11:  # Only the Summary was missing: nobody need be asked.
+        assert not second.requests
+        return
+    carried = [r for r in second.requests if r.HasField("continuation")]
+    assert len(carried) == (1 if 1 < cut < 12 else 0)
+    assert summary.continuations == len(carried)
+    if carried:
+        assert carried[0].attempt == 1
+        assert carried[0].numerics_id == "n1"
+    await fleet.until_idle()
+
+
+async def test_other_numerics_do_not_carry_on(fleet, engine_request):
+    first = await fleet.add("a")
+    other = await fleet.add("b", numerics_id="n2")
+    fleet.index.holds(first, 4)
+    first.break_after = 3
+    call = fleet.run(engine_request(), timeout=0.5)
+    with pytest.raises(grpc.RpcError):
+        _ = [message async for message in call]
+    assert not other.requests
+
+
+@pytest.mark.parametrize("fleet", [{"carry_on_wait_s": 0.1}], indirect=True)
+async def test_nobody_to_carry_on_is_aborted_with_counts(fleet, engine_request):
+    first = await fleet.add("a")
+    await fleet.add("b", numerics_id="n2")
+    fleet.index.holds(first, 4)
+    first.break_after = 3
+    with pytest.raises(errors.AbortedError) as caught:
+        await fleet.ask(engine_request())
+    assert caught.value.metadata["completion_tokens"] == "2"
+    assert caught.value.metadata["prompt_tokens"] == "20"
+    await fleet.until_idle()
+
+
+@pytest.mark.parametrize("fleet", [{"carry_on": "any"}], indirect=True)
+async def test_by_policy_other_numerics_carry_on_and_it_is_said(fleet, engine_request):
+    first = await fleet.add("a")
+    await fleet.add("b", numerics_id="n2")
+    fleet.index.holds(first, 4)
+    first.break_after = 3
+    messages = await fleet.ask(engine_request())
+    assert messages[-1].summary.continuations == 1
+    assert not messages[-1].summary.exact
+
+
+async def test_a_broken_stream_waits_for_an_engine_to_come_back(
+    fleet, engine_request, as_seen, undisturbed, wait_until
+):
+    first = await fleet.add("a")
+    first.break_after = 3
+    request = engine_request()
+    asking = asyncio.create_task(fleet.ask(request))
+    await fleet.until_state("a", "serving")
+    await wait_until(lambda: first.requests, "the first engine has it")
+    await fleet.add("b")
+    assert as_seen(await asking) == undisturbed(request)
+
+
+async def test_a_stream_that_ends_early_is_carried_on(fleet, engine_request, as_seen, undisturbed):
+    first = await fleet.add("a")
+    await fleet.add("b")
+    fleet.index.holds(first, 4)
+    first.end_early = True
+    request = engine_request()
+    assert as_seen(await fleet.ask(request)) == undisturbed(request)
+
+
+@pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.5}], indirect=True)
+@pytest.mark.parametrize("hang_after", [0, 3])
+async def test_an_engine_without_progress_is_given_up(
+    fleet, engine_request, as_seen, undisturbed, wait_until, hang_after
+):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(first, 4)
+    first.hang_after = hang_after
+    request = engine_request()
+    asking = asyncio.create_task(fleet.ask(request))
+    await wait_until(lambda: first.requests, "the first engine has it")
+    first.load.running_requests = 1
+    first.load.last_progress_age_s = 60
+    assert as_seen(await asking) == undisturbed(request)
+    assert fleet.state("a") == "stalled"
+    assert len(second.requests) == 1
+    first.load.running_requests = 0
+    first.load.last_progress_age_s = 0
+    await fleet.until_state("a", "serving")
+    await fleet.until_idle()
+
+
+async def test_a_stream_carried_on_from_another_balancer_is_carried_on_again(
+    fleet, engine_request, as_seen, undisturbed
+):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(first, 4)
+    whole = undisturbed(engine_request())
+    said = "".join(f"{token} " for token in whole["ids"][0][:2])
+    request = engine_request()
+    request.attempt, request.numerics_id = 5, "n1"
+    request.continuation.choices.add(
+        index=0, token_ids=whole["ids"][0][:2], sent_text_bytes=len(said)
+    )
+    first.break_after = 2
+    seen = as_seen(await fleet.ask(request))
+    assert first.requests[0] == request
+    assert second.requests[0].attempt == 6
+    assert list(second.requests[0].continuation.choices[0].token_ids) == whole["ids"][0][:3]
+    assert seen["ids"][0] == whole["ids"][0][2:]
+    assert said + seen["text"][0] == whole["text"][0]
+
+
+async def test_a_replaced_attempt_is_not_carried_on(fleet, engine_request):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(first, 4)
+    first.break_after, first.break_with = 3, errors.AbortedError("replaced", reason="REPLACED")
+    with pytest.raises(errors.AbortedError, match="replaced"):
+        await fleet.ask(engine_request())
+    assert not second.requests
+
+
+@pytest.mark.parametrize("fleet", [{"carry_on": "never"}], indirect=True)
+async def test_never_means_never(fleet, engine_request):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(first, 4)
+    first.break_after = 3
+    with pytest.raises(errors.AbortedError):
+        await fleet.ask(engine_request())
+    assert not second.requests
+
+
+async def test_an_engine_that_is_shut_down_is_not_a_client_that_left(
+    fleet, engine_request, as_seen, undisturbed, wait_until
+):
+    first = await fleet.add("a")
+    await fleet.add("b")
+    fleet.index.holds(first, 4)
+    first.hang_after = 3
+    request = engine_request()
+    asking = asyncio.create_task(fleet.ask(request))
+    await wait_until(lambda: first.running, "the first engine has it")
+    await first.stop()
+    assert as_seen(await asking) == undisturbed(request)
+    await fleet.until_idle()
