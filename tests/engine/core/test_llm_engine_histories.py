@@ -1,0 +1,155 @@
+"""Random histories: whatever arrives, is cancelled, cached, evicted or preempted, each request gets
+the tokens that it would get alone, exactly one final event, and gives back every block."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from services.common.errors import FleetError
+
+# Families of prompts that share prefixes of every length, block borders included.
+_BASES = [[(7 * i + 11 * family) % 63 + 1 for i in range(48)] for family in range(3)]
+prompts = st.builds(
+    lambda family, length, tail: _BASES[family][:length] + tail,
+    st.integers(0, 2),
+    st.integers(0, 30),
+    st.lists(st.integers(1, 63), min_size=1, max_size=3),
+) | st.builds(
+    lambda family, blocks: _BASES[family][: 4 * blocks], st.integers(0, 2), st.integers(1, 8)
+)
+
+params = st.fixed_dictionaries(
+    {"max_tokens": st.integers(1, 24) | st.none()},
+    optional={
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "n": st.integers(1, 3),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.just((5, 9)),
+        "cache_bypass": st.booleans(),
+        "prompt_logprobs": st.booleans(),
+    },
+)
+_SEEN: set[str] = set()
+
+
+class Histories(RuleBasedStateMachine):
+    make_driver = None
+
+    @initialize(
+        num_blocks=st.sampled_from([5, 9, 14, 40]),
+        budget=st.sampled_from([3, 8, 32]),
+        seqs=st.sampled_from([2, 5, 16]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        prefix_cache=st.sampled_from([True, True, False]),
+    )
+    def start(self, num_blocks, budget, seqs, policy, prefix_cache):
+        self.now_s = 1000
+        self.count = 0
+        self.driver = self.make_driver(
+            num_blocks=num_blocks,
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            policy=policy,
+            prefix_cache=prefix_cache,
+            max_waiting=6,
+            now_ns=lambda: self.now_s * 10**9,
+        )
+
+    def refusal(self, prompt, **fields):
+        """Status with which the request is refused, or None."""
+        key = f"r{self.count}"
+        self.count += 1
+        try:
+            self.driver.add(key, prompt, **fields)
+        except FleetError as error:
+            _SEEN.add(error.code.name)
+            if error.code.name == "RESOURCE_EXHAUSTED":
+                return error.code.name if error.retry_after_s > 0 else "no retry hint"
+            return error.code.name
+        return None
+
+    @rule(
+        prompt=prompts,
+        own=params,
+        priority=st.integers(0, 2),
+        patience=st.none() | st.integers(1, 30),
+    )
+    def arrive(self, prompt, own, priority, patience):
+        deadline = None if patience is None else self.now_s + patience
+        fits = len(prompt) <= self.driver.engine.memory.num_positions
+        refusal = self.refusal(prompt, priority=priority, deadline=deadline, **own)
+        assert refusal in ([None, "RESOURCE_EXHAUSTED"] if fits else ["INVALID_ARGUMENT"])
+
+    @precondition(lambda self: self.driver.tokens)
+    @rule(data=st.data())
+    def carry_on(self, data):
+        """Another engine's stream comes here: the same request after some of its tokens."""
+        names = sorted(name for name, tokens in self.driver.tokens.items() if tokens)
+        old, choice = data.draw(st.sampled_from(names))
+        message = self.driver.requests[old]
+        if message.params.n > 1 or message.continued:
+            return
+        tokens = self.driver.tokens[(old, choice)]
+        cut = data.draw(st.integers(1, len(tokens)))
+        names = ("max_tokens", "ignore_eos", "stop_token_ids", "temperature")
+        fields = {name: getattr(message.params, name) for name in names}
+        if not self.refusal(message.prompt_token_ids, continued=[tokens[:cut]], **fields):
+            _SEEN.add("continued")
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count):
+        for _ in range(count):
+            self.driver.step()
+            self.now_s += 1
+
+    @precondition(lambda self: self.driver.requests)
+    @rule(data=st.data())
+    def cancel(self, data):
+        key = data.draw(st.sampled_from(sorted(self.driver.requests)))
+        n = self.driver.requests[key].params.n
+        self.driver.abort(key, data.draw(st.none() | st.integers(0, n - 1)))
+
+    @invariant()
+    def whole(self):
+        if hasattr(self, "driver"):
+            self.driver.engine.check_integrity()
+
+    def teardown(self):
+        if not hasattr(self, "driver"):
+            return
+        driver = self.driver
+        driver.run()
+        driver.check_all()
+        _SEEN.update("preempted" for m in driver.marks if "preempted" in m.detail)
+        _SEEN.update("hit" for m in driver.marks if m.detail.get("cached_tokens"))
+        _SEEN.update(type(event).__name__ for event in driver.engine.drain_cache_events())
+        _SEEN.update(driver.failures.values())
+        _SEEN.update(driver.reasons.values())
+        driver.engine.close()
+
+
+@pytest.mark.timeout(300)
+def test_random_histories_keep_every_promise(make_driver):
+    _SEEN.clear()
+    Histories.make_driver = staticmethod(make_driver)
+    run_state_machine_as_test(
+        Histories,
+        settings=settings(
+            max_examples=1000,
+            stateful_step_count=14,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    happened = {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "continued"}
+    happened |= {"preempted", "hit", "StoredBlocks", "RemovedBlocks"}
+    happened |= {"DEADLINE_EXCEEDED", "EOS", "STOP_TOKEN", "MAX_TOKENS", "CONTEXT_FULL"}
+    assert happened <= _SEEN, f"never happened: {happened - _SEEN}"
