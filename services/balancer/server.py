@@ -219,7 +219,9 @@ class BalancerService:
         if etcd is None:
             return
         name = self._config.balancer_id or "balancer-" + self.address.replace(":", "-")
-        value = json.dumps({"address": self._advertised, "admin_address": self.admin_address})
+        host, _, _ = self._advertised.rpartition(":")
+        admin = f"{host}:{self.admin_address.rpartition(':')[2]}"
+        value = json.dumps({"address": self._advertised, "admin_address": admin})
         self._registration = Registration(etcd, BALANCERS_PREFIX + name, lambda: value.encode())
         await self._registration.start()
         self._closers.append(self._registration.stop)

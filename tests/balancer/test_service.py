@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from inferfleet.admin.v1 import fleet_pb2
+from inferfleet.admin.v1 import fleet_pb2, fleet_pb2_grpc
 from inferfleet.internal.v1 import engine_pb2_grpc
 from services.common import errors
 from services.common.etcd import Etcd
@@ -268,7 +268,13 @@ async def test_the_process_with_a_real_etcd(
         while not listing:
             await asyncio.sleep(0.02)
             listing = (await etcd.get_prefix(BALANCERS_PREFIX)).items
-        assert json.loads(listing[BALANCERS_PREFIX + "b1"].value)["address"] == address
+        record = json.loads(listing[BALANCERS_PREFIX + "b1"].value)
+        assert record["address"] == address
+        async with grpc.aio.insecure_channel(record["admin_address"]) as channel:
+            fleet_view = await fleet_pb2_grpc.FleetStub(channel).ListEngines(
+                fleet_pb2.ListEnginesRequest()
+            )
+        assert [view.info.engine_id for view in fleet_view.engines] == ["a"]
         async with grpc.aio.insecure_channel(address) as channel:
             stub = engine_pb2_grpc.EngineStub(channel)
             request = engine_request()
