@@ -79,8 +79,8 @@ def test_addresses_name_services_of_the_release(render, config_of):
     )
     assert engine.kvcache.rpartition(":")[0] in names
     assert engine.kvcache == balancer.kvcache
-    assert engine.etcd.rpartition(":")[0] in names
-    assert tuple(engine.etcd.split(",")) == balancer.etcd
+    assert [endpoint.rpartition(":")[0] in names for endpoint in balancer.etcd] == [True]
+    assert engine.etcd == balancer.etcd
     assert engine.engine_id == "pod-0"
     for config in (engine, balancer):
         host, _, rest = config.advertise.partition(".")
