@@ -87,7 +87,9 @@ class Driver:
 
     def expected(self, key: str, choice: int = 0) -> tuple[list[int], str]:
         """New tokens of a choice and its finish reason, one by one without any engine."""
-        return oracle(self.requests[key], choice, self.model, self.engine.memory.num_positions)
+        memory = self.engine.memory
+        longest = min(memory.max_model_len, memory.num_positions + 1)
+        return oracle(self.requests[key], choice, self.model, longest)
 
     def check(self, key: str) -> None:
         """Every choice that was not aborted has exactly the oracle's tokens and reason."""
@@ -108,13 +110,12 @@ class Driver:
         assert self.engine.load().running_requests == self.engine.load().waiting_requests == 0
 
 
-def oracle(message: AddRequest, choice: int, model: FakeModel, num_positions: int):
+def oracle(message: AddRequest, choice: int, model: FakeModel, limit: int):
     params = message.params
     continued = message.continued[choice] if choice < len(message.continued) else []
     history = [*message.prompt_token_ids, *continued]
     num_prompt = len(message.prompt_token_ids)
     ends = {*params.stop_token_ids} | (set() if params.ignore_eos else {model.eos})
-    limit = min(model.max_model_len, num_positions + 1)
     new: list[int] = []
     while True:
         num_output = len(history) - num_prompt
