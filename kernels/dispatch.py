@@ -5,7 +5,7 @@ without a GPU never imports what only a GPU can run.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,7 +72,7 @@ class Kernels:
     """A weight [out, in] made ready once."""
 
 
-_SETS = {
+SETS: Mapping[str, str] = {
     "reference": "kernels.reference",
     "torch": "kernels.cpu",
 }
@@ -103,9 +103,9 @@ def load(name: str) -> Kernels:
     Raises:
         UnsupportedError: naming those that exist.
     """
-    if name not in _SETS:
-        raise UnsupportedError(f"no kernels {name!r}; there are {', '.join(sorted(_SETS))}")
-    kernels: Kernels = importlib.import_module(_SETS[name]).KERNELS
+    if name not in SETS:
+        raise UnsupportedError(f"no kernels {name!r}; there are {', '.join(sorted(SETS))}")
+    kernels: Kernels = importlib.import_module(SETS[name]).KERNELS
     return kernels
 
 

@@ -4,7 +4,6 @@ Query heads that share a key head become one batch entry with several heads (pre
 with several rows (decode), so keys and values are never copied once per query head.
 """
 
-import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -43,7 +42,7 @@ def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Ten
     shared = (kv_heads, heads // kv_heads, kv.shape[0], dim)
     keys = kv[:, :kv_heads].transpose(0, 1).unsqueeze(1).expand(shared)
     values = kv[:, kv_heads:].transpose(0, 1).unsqueeze(1).expand(shared)
-    rows = q.transpose(0, 1).unflatten(0, (kv_heads, -1))
+    rows = q.transpose(0, 1).view(kv_heads, -1, length, dim)
     out = scaled_dot_product_attention(
         rows, keys, values, attn_mask=group.mask, is_causal=group.causal
     )

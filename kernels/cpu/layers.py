@@ -13,7 +13,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rope(qk: Tensor, turns: Tensor) -> None:
     """Rotate pairs in place: a pair is a complex number, so one multiplication does it."""
     by = torch.view_as_complex(turns).unsqueeze(1)
-    pairs = qk.unflatten(-1, (-1, 2))
+    pairs = qk.view(*qk.shape[:-1], -1, 2)
     if qk.dtype == torch.float32:
         torch.view_as_complex(pairs).mul_(by)
     else:
@@ -25,5 +25,3 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """See kernels.dispatch.Kernels.silu_mul; overwrites the gate."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
-
-

@@ -63,7 +63,9 @@ def build_input(
         for seq in ordered
         for p in range(seq.start, seq.seqlen_k)
     ]
-    last_row = {id(seq): row + seq.seqlen_q - 1 for seq, row in zip(ordered, first_row, strict=True)}
+    last_row = {
+        id(seq): row + seq.seqlen_q - 1 for seq, row in zip(ordered, first_row, strict=True)
+    }
     token_ids = torch.tensor(tokens, dtype=torch.long).to(device)
     _fill_previous(token_ids, ordered, last_row, previous_tokens)
     sampled = [last_row[id(seq)] for seq in batch if seq.sample]

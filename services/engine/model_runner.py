@@ -225,9 +225,7 @@ def _device(config: EngineConfig) -> torch.device:
 
 def _kernels(config: EngineConfig, device: torch.device) -> dispatch.Kernels:
     try:
-        name = dispatch.choose(
-            device.type, dtype=config.dtype, deterministic=config.deterministic
-        )
+        name = dispatch.choose(device.type, dtype=config.dtype, deterministic=config.deterministic)
     except dispatch.UnsupportedError as error:
         raise ConfigError(str(error)) from error
     return dispatch.load(name)

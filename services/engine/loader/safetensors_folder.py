@@ -24,7 +24,7 @@ def load_folder(folder: Path, name: str) -> ModelSource:
     for path in files:
         try:
             with safe_open(path, framework="pt") as opened:
-                weights.update((key, opened.get_tensor(key)) for key in opened.keys())
+                weights.update((key, opened.get_tensor(key)) for key in opened.keys())  # noqa: SIM118 - not a dict
         except (OSError, SafetensorError) as error:
             raise ModelFileError(f"{path}: {error}") from error
     return ModelSource(

@@ -40,7 +40,9 @@ def write_tiny_model(folder: Path, shape: TinyShape | None = None) -> Path:
     vocab_size = tokenizer.get_vocab_size()
     config = _config(shape, vocab_size)
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"eos_token_id": [vocab_size - 2, vocab_size - 1]})
+    _write_json(
+        folder / "generation_config.json", {"eos_token_id": [vocab_size - 2, vocab_size - 1]}
+    )
     _write_json(
         folder / "tokenizer_config.json",
         {
@@ -106,8 +108,11 @@ def _weights(shape: TinyShape, vocab_size: int) -> dict[str, NDArray[np.float32]
     for order, (name, size) in enumerate(sizes.items()):
         spread = 2.0 if "embed" in name or "head" in name else 3.0 / size[1] ** 0.5
         weights[name] = spread * _uniform(size, shape.seed * 1000 + order)
-    norms = [f"model.layers.{index}.{norm}" for index in range(shape.num_layers)
-             for norm in ("input_layernorm.weight", "post_attention_layernorm.weight")]
+    norms = [
+        f"model.layers.{index}.{norm}"
+        for index in range(shape.num_layers)
+        for norm in ("input_layernorm.weight", "post_attention_layernorm.weight")
+    ]
     for order, name in enumerate([*norms, "model.norm.weight"]):
         weights[name] = 1 + _uniform((hidden,), shape.seed * 1000 + 500 + order) / 4
     return {name: np.asarray(value, dtype=np.float32) for name, value in weights.items()}
@@ -128,7 +133,9 @@ def _uniform(size: tuple[int, ...], key: int) -> NDArray[np.float32]:
 def _byte_tokenizer() -> Tokenizer:
     """One token a byte, then the special ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL])

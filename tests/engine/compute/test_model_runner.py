@@ -83,9 +83,7 @@ def test_a_warm_prefix_gives_the_same_tokens(drive: Callable, tiny_folders: dict
     assert warm == cold
 
 
-def test_copied_blocks_serve_as_well_as_their_source(
-    drive: Callable, tiny_folders: dict
-) -> None:
+def test_copied_blocks_serve_as_well_as_their_source(drive: Callable, tiny_folders: dict) -> None:
     run = drive(tiny_folders["tied"], block_size=8)
     (prompt,) = _prompts(20)
     table = run.table(40)
@@ -207,9 +205,7 @@ def test_what_cannot_run_here_is_refused_by_its_key(
         ModelRunner(EngineConfig(model=str(tiny_folders["tied"]), **fields))
 
 
-def test_a_missing_previous_round_is_a_bug_said_aloud(
-    drive: Callable, tiny_folders: dict
-) -> None:
+def test_a_missing_previous_round_is_a_bug_said_aloud(drive: Callable, tiny_folders: dict) -> None:
     run = drive(tiny_folders["tied"])
     meta = SequenceMetadata(0, 4, (0,), 0, run.table(8), sample=True)
     with pytest.raises(ValueError, match="previous round"):

@@ -1,0 +1,86 @@
+"""Paged attention against its definition, on scattered blocks with rubbish in unused slots."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import dispatch
+from kernels.dispatch import AttentionGroup, Kernels
+from services.engine.input_metadata import build_input
+from services.engine.runner import SequenceMetadata
+
+CPU = torch.device("cpu")
+HEADS, KV_HEADS, DIM = 6, 2, 16
+
+
+def _run(
+    kernels: Kernels, batch: list[SequenceMetadata], block_size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a set and the oracle give for one round."""
+    reference = dispatch.load("reference")
+    data = build_input(batch, None, block_size, dtype, CPU)
+    rows = len(data.token_ids)
+    blocks = 1 + max(block for seq in batch for block in seq.block_table)
+    cache = torch.randn(blocks, block_size, 2 * KV_HEADS, DIM, dtype=dtype)
+    other = cache.clone()
+    q, kv = (
+        torch.randn(rows, HEADS, DIM, dtype=dtype),
+        torch.randn(rows, 2 * KV_HEADS, DIM, dtype=dtype),
+    )
+    kernels.kv_write(cache, kv, data.slots)
+    reference.kv_write(other, kv, data.slots)
+    assert torch.equal(cache, other)
+    got = [kernels.attention(q[g.rows], kv[g.rows], cache, g) for g in data.groups]
+    want = [reference.attention(q[g.rows], kv[g.rows], other, g) for g in data.groups]
+    assert sum(len(part) for part in got) == rows
+    return torch.cat(got), torch.cat(want)
+
+
+def _batch(parts: list[tuple[int, int]], block_size: int) -> list[SequenceMetadata]:
+    """Sequences of (start, new positions), their blocks scattered."""
+    counts = [-(-(start + length) // block_size) for start, length in parts]
+    ids = [1 + int(i) for i in torch.randperm(sum(counts))]
+    batch = []
+    for seq_id, ((start, length), count) in enumerate(zip(parts, counts, strict=True)):
+        table, ids = tuple(ids[:count]), ids[count:]
+        batch.append(SequenceMetadata(seq_id, start, (0,) * length, None, table, sample=True))
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [(torch.float32, 2e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)],
+    ids=str,
+)
+@pytest.mark.parametrize("block_size", [1, 16, 32])
+def test_mixed_rounds(kernels: Kernels, block_size: int, dtype: torch.dtype, limit: float) -> None:
+    parts = [(0, 1), (5, 1), (0, 40), (17, 9), (200, 1), (31, 1), (32, 33)]
+    got, want = _run(kernels, _batch(parts, block_size), block_size, dtype)
+    torch.testing.assert_close(got.float(), want.float(), atol=limit, rtol=limit)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 70), st.integers(1, 20)), min_size=1, max_size=6),
+    st.sampled_from([1, 3, 8, 32]),
+    st.sampled_from([name for name in dispatch.SETS if name.startswith("torch")]),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_round(parts: list[tuple[int, int]], block_size: int, name: str) -> None:
+    kernels = dispatch.load(name)
+    got, want = _run(kernels, _batch(parts, block_size), block_size, torch.float32)
+    torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
+
+
+def test_a_group_of_one_row_without_history_sees_itself_alone(kernels: Kernels) -> None:
+    cache = torch.zeros(2, 4, 2 * KV_HEADS, DIM)
+    kv = torch.randn(1, 2 * KV_HEADS, DIM)
+    data = build_input(
+        [SequenceMetadata(0, 0, (0,), None, (1,), sample=True)], None, 4, torch.float32, CPU
+    )
+    (group,) = data.groups
+    assert isinstance(group, AttentionGroup)
+    kernels.kv_write(cache, kv, data.slots)
+    out = kernels.attention(torch.randn(1, HEADS, DIM), kv, cache, group)
+    own = kv[0, KV_HEADS:].repeat_interleave(HEADS // KV_HEADS, 0).flatten()
+    torch.testing.assert_close(out[0], own)

@@ -1,0 +1,83 @@
+"""Norm, rotation, activation and products against their formulas."""
+
+import pytest
+import torch
+
+from kernels.dispatch import Kernels
+
+SHAPES = [(1, 1023), (3, 576), (33, 64), (7, 8)]
+LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+dtypes = pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+
+
+def _close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, scale: float = 1) -> None:
+    limit = LIMITS[dtype] * scale
+    torch.testing.assert_close(got.float(), want.float(), atol=limit, rtol=limit)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rms_norm(
+    kernels: Kernels, reference: Kernels, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    x, weight = torch.randn(shape, dtype=dtype) * 3, torch.randn(shape[1], dtype=dtype)
+    want = reference.rms_norm(x.float(), weight.float(), 1e-5)
+    _close(kernels.rms_norm(x, weight, 1e-5), want, dtype, scale=4)
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_rope_rotates_a_view_in_place(
+    kernels: Kernels, reference: Kernels, rows: int, dtype: torch.dtype
+) -> None:
+    """Only the part that was given changes: values beside it stay."""
+    whole = torch.randn(rows, 7, 16, dtype=dtype)
+    angles = torch.rand(rows, 8) * 9
+    turns = torch.stack((angles.cos(), angles.sin()), dim=-1)
+    want = whole.clone()
+    reference.rope(want[:, :5], turns)
+    got = whole.clone()
+    kernels.rope(got[:, :5], turns)
+    _close(got, want, dtype)
+    assert torch.equal(got[:, 5:], whole[:, 5:])
+    assert not torch.equal(got[:, :5], whole[:, :5])
+
+
+def test_rope_keeps_lengths_and_adds_angles(kernels: Kernels) -> None:
+    """Scores depend on distance alone: q at 3 with k at 1 as q at 12 with k at 10."""
+    q, k = torch.randn(2, 1, 1, 32)
+
+    def turned(x: torch.Tensor, position: int) -> torch.Tensor:
+        angles = position * torch.logspace(0, -3, 16).unsqueeze(0)
+        copy = x.clone()
+        kernels.rope(copy, torch.stack((angles.cos(), angles.sin()), dim=-1))
+        return copy.flatten()
+
+    near, far = turned(q, 3) @ turned(k, 1), turned(q, 12) @ turned(k, 10)
+    torch.testing.assert_close(near, far, atol=1e-4, rtol=1e-4)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 6), (9, 1024), (33, 130)])
+def test_silu_mul(
+    kernels: Kernels, reference: Kernels, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    gate_up = torch.randn(shape, dtype=dtype)
+    want = reference.silu_mul(gate_up.float())
+    _close(kernels.silu_mul(gate_up.clone()), want, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 31, 32, 33, 100])
+def test_linear(kernels: Kernels, reference: Kernels, rows: int, dtype: torch.dtype) -> None:
+    weight, x = torch.randn(70, 96, dtype=dtype) / 10, torch.randn(rows, 96, dtype=dtype)
+    packed = kernels.pack(weight)
+    want = reference.pack(weight.float())(x.float())
+    got = packed(x)
+    assert got.shape == (rows, 70)
+    _close(got, want, dtype)
+    residual = torch.randn(rows, 70, dtype=dtype)
+    added = residual.clone()
+    packed.add_to(added, x)
+    _close(added, want + residual.float(), dtype)
+    assert packed.nbytes == weight.nbytes
