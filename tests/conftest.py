@@ -1,12 +1,18 @@
 """Real Redis and etcd processes for tests; they die with pytest, even when it is killed."""
 
+import datetime
+import ipaddress
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from services.common.backing import EtcdProcess, RedisProcess, ServerProcess
 
@@ -71,3 +77,49 @@ def _starter(cls: Any, directory: Path) -> Iterator[Callable[..., Any]]:
     yield start
     for server in started:
         server.kill()
+
+
+class Certificates(NamedTuple):
+    """PEM files: a CA, and a certificate of it for 127.0.0.1 with its key."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """For servers and clients on the loopback."""
+    folder = tmp_path_factory.mktemp("certificates")
+    files = Certificates(*(folder / f"{name}.pem" for name in Certificates._fields))
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_name = _name("test ca")
+    ca = _certificate(ca_name, ca_name, ca_key.public_key(), is_ca=True)
+    cert = _certificate(_name("127.0.0.1"), ca_name, key.public_key(), is_ca=False)
+    pem = serialization.Encoding.PEM
+    files.ca.write_bytes(ca.sign(ca_key, hashes.SHA256()).public_bytes(pem))
+    files.cert.write_bytes(cert.sign(ca_key, hashes.SHA256()).public_bytes(pem))
+    files.key.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return files
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: Any, *, is_ca: bool) -> Any:
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+    )

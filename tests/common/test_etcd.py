@@ -20,6 +20,7 @@ from services.common.etcd import (
     Listing,
     Lost,
     Put,
+    Tls,
     parse_endpoint,
 )
 
@@ -287,6 +288,33 @@ async def test_user_and_password(start_etcd):
     assert (await client.get("a")).value == b"1"
     for each in (anonymous, wrong, client):
         await each.close()
+
+
+async def test_mutual_tls(start_etcd, certificates):
+    port, tls_port = free_port(), free_port()
+    secure = f"https://127.0.0.1:{tls_port}"
+    start_etcd(
+        port=port,
+        extra=[
+            f"--listen-client-urls=http://127.0.0.1:{port},{secure}",
+            f"--cert-file={certificates.cert}",
+            f"--key-file={certificates.key}",
+            f"--trusted-ca-file={certificates.ca}",
+            "--client-cert-auth",
+        ],
+    )
+    ca, cert, key = (path.read_bytes() for path in certificates)
+    member = Etcd([secure], tls=Tls(ca, cert, key))
+    await member.put("a", b"1")
+    async with aclosing(member.watch_prefix("a")) as items:
+        assert (await until(items, lambda i: True)).items["a"].value == b"1"
+    nobody = Etcd([secure], tls=Tls(ca), timeout_s=1.0)
+    plain = Etcd([f"127.0.0.1:{tls_port}"], timeout_s=1.0)
+    for outsider in (nobody, plain):
+        with pytest.raises(EtcdUnavailableError):
+            await outsider.get("a")
+        await outsider.close()
+    await member.close()
 
 
 async def test_nothing_is_left_behind(etcd_endpoint, etcd_prefix):

@@ -42,6 +42,7 @@ async def test_a_view_follows_a_registration_through_its_life(etcd, etcd_prefix)
     registration = Registration(etcd, f"{etcd_prefix}me", lambda: value[0])
     await registration.start()
     await seen(view, lambda v: v.snapshot() == {f"{etcd_prefix}me": b"1"})
+    await registration.wait_registered()
     assert registration.registered
     before = view.snapshot()
     value[0] = b"2"

