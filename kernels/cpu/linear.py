@@ -18,7 +18,7 @@ _PACK_ROWS = 32
 def pack_linear(weight: Tensor) -> Linear:
     """The fastest form of a weight [out, in] on its device."""
     packable = weight.dtype in (torch.float32, torch.bfloat16) and weight.device.type == "cpu"
-    if packable and torch._C.has_mkldnn:
+    if packable and torch._C._has_mkldnn:
         return PackedLinear(weight)
     return DenseLinear(weight)
 
