@@ -5,7 +5,6 @@ fit is dropped and made up for by a snapshot: the index asks for one when it mis
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -125,6 +124,7 @@ class KvEventPublisher:
         self._events = events
         self._ask_core = ask_core
         self._heartbeat_s = heartbeat_s
+        self._closing = False
         self._snapshot_until: float | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -140,11 +140,12 @@ class KvEventPublisher:
 
     async def stop(self) -> None:
         """End the stream; idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        task, self._task = self._task, None
+        if task is not None:
+            # A call that fails at this very moment swallows the cancellation; the flag stays.
+            self._closing = True
+            task.cancel()
+            await asyncio.wait({task})
 
     def add(self, report: RoundReport) -> None:
         """Queue one round's events, or the snapshot that was asked for."""
@@ -163,8 +164,10 @@ class KvEventPublisher:
         failures = 0
         async with self._membership.channel(self._address) as channel:
             stub = prefix_index_pb2_grpc.PrefixIndexStub(channel)
-            while not self.stale:
+            while True:
                 connected = await self._publish(stub, quiet=failures > 0)
+                if self.stale or self._closing:
+                    return
                 failures = 0 if connected else failures + 1
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
 

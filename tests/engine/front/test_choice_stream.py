@@ -62,6 +62,14 @@ def test_what_was_held_is_said_at_the_end():
     assert drain(choice).text == "xy\ufffd"
 
 
+def test_no_stop_string_counts_before_min_tokens():
+    choice = stream(stop_strings=("b",), min_tokens=3)
+    choice.add(output(b"abab"))
+    delta = drain(choice)
+    assert (delta.text, bytes(delta.token_ids)) == ("aba", b"abab")
+    assert choice.finished.stop_string == "b"
+
+
 def test_a_delta_without_text_still_has_its_tokens():
     choice = stream(stop_strings=("ab",))
     choice.add(output(b"a"))

@@ -192,6 +192,8 @@ async def test_a_snapshot_on_request(serve, publisher):
     async with asyncio.timeout(20):
         await asked.wait()
     made.add(report(stored(1)))  # the snapshot that comes will have it
+    await asyncio.sleep(0.1)
+    assert kinds(index.batches) == ["cleared"]
     made.add(report(snapshot=[stored(1, 2)]))
     made.add(report(stored(3)))
     await index.until(lambda batches: kinds(batches) == ["cleared", "stored", "stored"])
