@@ -206,6 +206,21 @@ def fail_with(error: FleetError, *, after: int = 0) -> Script:
     return script
 
 
+def sse_events(body: str) -> list[Any]:
+    """The payloads of a whole event stream: JSON values, and "[DONE]" as it is.
+
+    Raises:
+        ValueError: it is not made of data events.
+    """
+    payloads = []
+    for block in body.split("\n\n")[:-1]:
+        if not block.startswith("data: "):
+            raise ValueError(f"not a data event: {block!r}")
+        payload = block.removeprefix("data: ")
+        payloads.append(payload if payload == "[DONE]" else json.loads(payload))
+    return payloads
+
+
 @dataclass(frozen=True)
 class Running:
     """A started gateway and where it listens."""

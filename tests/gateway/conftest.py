@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import httpx
+import openai
 import pytest
 
 from services.gateway.testing import (
@@ -50,6 +51,14 @@ async def stub(gateway) -> AsyncIterator:
 @pytest.fixture
 async def http(gateway) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=f"http://{gateway.http}", timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(gateway):
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{gateway.http}/v1", api_key="none", max_retries=0
+    ) as client:
         yield client
 
 
