@@ -58,6 +58,7 @@ def run_core(
     """
     engine = build_engine(config, runner, on_forward_end=lambda _: link.wake())
     try:
+        _log_memory(engine, config)
         link.send([_ready(engine)])
         gc.collect()
         gc.freeze()  # what lives for ever is not to be looked at again in mid-round
@@ -148,6 +149,24 @@ def _ready(engine: LLMEngine) -> CoreReady:
         weights_bytes=info.weights_bytes,
         kv_bytes=memory.kv_bytes,
     )
+
+
+def _log_memory(engine: LLMEngine, config: EngineConfig) -> None:
+    memory = engine.memory
+    log.info(
+        "%d blocks of %d tokens for keys and values, %.0f MiB: %.1f requests of %d tokens",
+        memory.num_blocks,
+        memory.block_size,
+        memory.kv_bytes / 2**20,
+        memory.num_positions / memory.max_model_len,
+        memory.max_model_len,
+    )
+    if config.max_num_seqs > config.max_num_batched_tokens:
+        log.warning(
+            "max_num_seqs: only %d of %d can run at once, one token each of max_num_batched_tokens",
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+        )
 
 
 def _first_message(link: CoreEnd) -> EngineConfig:

@@ -10,6 +10,7 @@ all behind it and a request that could not fit alone is never let in.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 from services.engine.block_manager import Allocation, BlockManager
 from services.engine.kv_cache import CacheEngine
@@ -25,7 +26,7 @@ from services.engine.sequence import Request, Sequence, SequenceStatus
 from services.engine.waiting_queue import OrderedSequences
 
 LOOK_AHEAD = 16
-"""Waiting sequences looked at in one round."""
+"""Waiting sequences that a round may try to admit; those that are not ready do not count."""
 MAX_PASSED_OVER = 32
 """Admissions past a sequence that does not fit; then nobody passes until it fits."""
 
@@ -123,7 +124,7 @@ class Scheduler:
         """Chunks of admitted prompts, then admission in order, past those that do not fit."""
         chunked = [seq for seq in chunked if seq.status is SequenceStatus.RUNNING]
         candidates = [] if builder.preemptions else self._candidates()
-        contenders = [seq.remaining for seq in (*chunked, *candidates)]
+        contenders = [_wanted(seq) for seq in (*chunked, *candidates)]
         share = PrefillShare(contenders, builder.budget)
         for seq in chunked:
             self._take_chunk(seq, share, builder)
@@ -131,7 +132,7 @@ class Scheduler:
         for seq in candidates:
             if not share.left or self.num_running >= self._max_running:
                 return
-            if share.offer(seq.remaining):
+            if share.offer(_wanted(seq)):
                 self._try_admit(seq, share, builder, blocked)
             if blocked and blocked[0].passed_over >= MAX_PASSED_OVER:
                 return
@@ -139,7 +140,7 @@ class Scheduler:
     def _candidates(self) -> list[Sequence]:
         if self.num_running >= self._max_running:
             return []
-        return [seq for seq in self._waiting.first(LOOK_AHEAD) if _ready(seq)]
+        return list(islice(filter(_ready, self._waiting), LOOK_AHEAD))
 
     def _try_admit(
         self, seq: Sequence, share: PrefillShare, builder: RoundBuilder, blocked: list[Sequence]
@@ -239,3 +240,8 @@ def _ready(seq: Sequence) -> bool:
     """A fork waits until the choice that it shares a prompt with has submitted that."""
     parent = seq.fork_of
     return parent is None or parent.prompt_step > 0 or parent.finished
+
+
+def _wanted(seq: Sequence) -> int:
+    """Positions that it would compute, as far as can be told before it has blocks."""
+    return seq.remaining if seq.fork_of is None or seq.fork_of.finished else 1

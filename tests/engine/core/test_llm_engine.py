@@ -303,6 +303,16 @@ class TestAdmission:
         driver.check_all()
         assert order.index("s0") < order.index("big") < order.index("s59")
 
+    def test_choices_that_wait_for_their_prompt_hold_nobody_up(self, make_driver):
+        driver = make_driver(QUIET, max_num_batched_tokens=16, num_blocks=300)
+        for index in range(3):
+            driver.add(f"n{index}", [index + 1] * 200, n=16, max_tokens=1)
+        driver.add("short", [9, 8, 7], max_tokens=2, ignore_eos=True)
+        for _ in range(4):
+            driver.step()
+        assert driver.tokens[("short", 0)]
+        driver.run().check_all()
+
     def test_the_highest_priority_is_admitted_first(self, make_driver):
         driver = make_driver(QUIET, policy="priority", max_num_seqs=1)
         for priority in (0, 1, 2):

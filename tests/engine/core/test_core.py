@@ -1,0 +1,88 @@
+"""The core's loop in this process: what happens when the device fails in the middle of a round."""
+
+import socket
+import threading
+
+import pytest
+
+from services.engine.config import EngineConfig
+from services.engine.core import run_core
+from services.engine.core_link import CoreEnd, LinkClosedError
+from services.engine.fake_runner import FakeRunner
+from services.engine.messages import AddRequest, Shutdown
+from services.engine.sampling_params import SamplingParams
+
+CONFIG = EngineConfig(num_blocks=64, block_size=4)
+
+
+class BrokenRunner(FakeRunner):
+    """Its third forward fails."""
+
+    def execute_main_model(self, step, batch, previous):
+        if step == 3:
+            raise RuntimeError("the device is gone")
+        return super().execute_main_model(step, batch, previous)
+
+
+class Harness:
+    """Runs a core on a thread; speaks with it through another end of the same kind."""
+
+    def __init__(self, runner):
+        ours, theirs = socket.socketpair()
+        self.core, self.front = CoreEnd(theirs), CoreEnd(ours)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(runner,), daemon=True)
+        self._thread.start()
+
+    def _run(self, runner):
+        try:
+            run_core(self.core, CONFIG, runner)
+        except (RuntimeError, LinkClosedError) as error:
+            self.error = error
+
+    def add(self, key: str) -> None:
+        params = SamplingParams(temperature=0.0, seed=1, max_tokens=9, ignore_eos=True)
+        message = AddRequest(request_key=key, prompt_token_ids=[1, 2, 3], params=params)
+        self.front.send([message])
+
+    def wait(self) -> BaseException | None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.error
+
+
+@pytest.fixture
+def harness():
+    made = []
+
+    def make(runner=None):
+        made.append(Harness(runner or (lambda: FakeRunner(4))))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.front.close()
+        harness.wait()
+        harness.core.close()
+
+
+def test_a_device_that_fails_ends_the_core_with_its_error(harness):
+    core = harness(lambda: BrokenRunner(4))
+    core.add("a")
+    error = core.wait()
+    assert isinstance(error, RuntimeError)
+    assert "the device is gone" in str(error)
+
+
+def test_a_shutdown_ends_the_loop_in_the_middle_of_work(harness):
+    core = harness()
+    core.add("a")
+    core.front.send([Shutdown()])
+    assert core.wait() is None
+
+
+def test_a_front_that_leaves_ends_the_loop(harness):
+    core = harness()
+    core.add("a")
+    core.front.close()
+    assert isinstance(core.wait(), LinkClosedError)
