@@ -14,7 +14,7 @@ import grpc
 
 from inferfleet.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
 from services.common.block_hash import INDEX_HASH_BYTES
-from services.common.rpc import Membership
+from services.common.rpc import Membership, raise_if_cancelled
 from services.engine.messages import (
     CacheEvent,
     ClearedBlocks,
@@ -124,7 +124,6 @@ class KvEventPublisher:
         self._events = events
         self._ask_core = ask_core
         self._heartbeat_s = heartbeat_s
-        self._closing = False
         self._snapshot_until: float | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -142,8 +141,6 @@ class KvEventPublisher:
         """End the stream; idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            # A call that fails at this very moment swallows the cancellation; the flag stays.
-            self._closing = True
             task.cancel()
             await asyncio.wait({task})
 
@@ -166,7 +163,8 @@ class KvEventPublisher:
             stub = prefix_index_pb2_grpc.PrefixIndexStub(channel)
             while True:
                 connected = await self._publish(stub, quiet=failures > 0)
-                if self.stale or self._closing:
+                raise_if_cancelled()
+                if self.stale:
                     return
                 failures = 0 if connected else failures + 1
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
@@ -194,7 +192,8 @@ class KvEventPublisher:
                 yield batch
                 sent = batch.sequence
             self._wake.clear()
-            if self._events.last_sequence > sent:
+            # Not by the last number: what an earlier stream had acknowledged is no longer kept.
+            if self._events.after(sent):
                 continue
             try:
                 async with asyncio.timeout(self._heartbeat_s):
