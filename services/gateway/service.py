@@ -75,7 +75,11 @@ class GatewayService:
             request_timeout_s=config.request_timeout_s,
         )
         self._server = rpc.make_server()
-        self._http = HttpServer(make_app(self._rooms, self._tenants, self._catalog))
+        self._http = HttpServer(
+            make_app(self._rooms, self._tenants, self._catalog),
+            cert_file=config.tls_cert_file,
+            key_file=config.tls_key_file,
+        )
         self._health = rpc.add_health_and_reflection(self._server, [SERVICE])
         self._tasks: list[asyncio.Task[None]] = []
         self._serving = False

@@ -79,12 +79,13 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
         self.address = ""
         self.server: grpc.aio.Server | None = None
 
-    async def start(self) -> None:
+    async def start(self, membership: rpc.Membership | None = None) -> None:
         """Listen on a free port, told in `address`."""
         self.server = rpc.make_server()
         engine_pb2_grpc.add_EngineServicer_to_server(self, self.server)
-        port = rpc.Membership().bind(self.server, "127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        port = (membership or rpc.Membership()).bind(self.server, "127.0.0.1:0")
+        host = "localhost" if membership else "127.0.0.1"  # certificates name hosts
+        self.address = f"{host}:{port}"
         await self.server.start()
 
     async def stop(self) -> None:

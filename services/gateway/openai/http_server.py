@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -29,9 +30,19 @@ class _Embedded(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves one ASGI application."""
+    """Serves one ASGI application.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: the application.
+        cert_file, key_file: serve HTTPS with these; empty for HTTP.
+
+    Raises:
+        ConfigError: the two files are no certificate and its key.
+    """
+
+    def __init__(self, app: ASGIApp, *, cert_file: str = "", key_file: str = "") -> None:
+        if cert_file:
+            _check_pair(cert_file, key_file)
         self._server = _Embedded(
             uvicorn.Config(
                 app,
@@ -39,6 +50,9 @@ class HttpServer:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="warning",
+                ssl_certfile=cert_file or None,
+                ssl_keyfile=key_file or None,
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -69,6 +83,15 @@ class HttpServer:
         if task is not None:
             self._server.should_exit = True
             await asyncio.wait({task})
+
+
+def _check_pair(cert_file: str, key_file: str) -> None:
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert_file, key_file)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"tls_cert_file: {cert_file} with tls_key_file {key_file} is no certificate: {error}"
+        ) from error
 
 
 def _listen(host: str, port: int) -> socket.socket:
