@@ -1,5 +1,6 @@
 """gRPC as the fleet uses it: limits and keepalive on both sides, TLS, membership, error edges."""
 
+import asyncio
 import contextlib
 import hmac
 import inspect
@@ -282,6 +283,17 @@ def _read(path: str, key: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if this task was told to end and a call kept that to itself.
+
+    A call that fails while its caller is being cancelled may raise its own error instead. A loop
+    that tries again must look here first, or it goes on for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def remaining_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:

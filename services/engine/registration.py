@@ -16,6 +16,7 @@ from services.engine.front_config import FrontConfig
 from services.engine.load_report import LoadBoard
 from services.engine.messages import CoreReady
 
+_WILDCARDS = ("0.0.0.0", "::", "[::]")
 _ENGINE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -32,6 +33,20 @@ def engine_id_of(config: FrontConfig) -> str:
             f"engine_id: letters, digits, '.', '_' and '-', at most 64; got {config.engine_id!r}"
         )
     return config.engine_id
+
+
+def reachable_address(config: FrontConfig, address: str) -> str:
+    """What others are told to connect to.
+
+    Raises:
+        ConfigError: nobody else could use it.
+    """
+    if config.etcd and not config.advertise and config.host in _WILDCARDS:
+        raise ConfigError(
+            f"advertise: needed, because host is {config.host} and others learn this "
+            "address from etcd"
+        )
+    return config.advertise or address
 
 
 def engine_info(

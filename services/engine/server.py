@@ -28,7 +28,12 @@ from services.engine.loader import load_text_assets
 from services.engine.messages import CoreReady, SendSnapshot
 from services.engine.models.config import ModelFileError
 from services.engine.public_servicer import PublicServicer
-from services.engine.registration import RegistryEntry, engine_id_of, engine_info
+from services.engine.registration import (
+    RegistryEntry,
+    engine_id_of,
+    engine_info,
+    reachable_address,
+)
 from services.engine.request_translation import ModelFacts
 from services.engine.servicer import EngineServicer, RunCall
 
@@ -47,6 +52,7 @@ class EngineServer:
         self._core = core
         self._tracing = tracing
         self._engine_id = engine_id_of(config)
+        reachable_address(config, "")
         self._membership = rpc.Membership.from_config(config)
         self._metrics = FrontMetrics()
         self._board = LoadBoard(
@@ -157,7 +163,7 @@ class EngineServer:
             assets,
             engine_id=engine_id,
             epoch_ms=board.epoch_ms,
-            address=config.advertise or self.address,
+            address=reachable_address(config, self.address),
         )
         servicer = EngineServicer(front, run, info, assets)
         engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)

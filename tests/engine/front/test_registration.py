@@ -9,7 +9,7 @@ from services.common.config import ConfigError
 from services.common.etcd import Etcd
 from services.common.registry import ENGINES_PREFIX
 from services.engine.front_config import FrontConfig
-from services.engine.registration import engine_id_of
+from services.engine.registration import engine_id_of, reachable_address
 
 
 def test_the_name_can_be_a_key():
@@ -18,6 +18,14 @@ def test_the_name_can_be_a_key():
     for bad in ("a/b", "Ж", "-a", "x" * 65):
         with pytest.raises(ConfigError, match="engine_id"):
             engine_id_of(FrontConfig(engine_id=bad))
+
+
+def test_an_address_that_nobody_can_use_is_not_announced():
+    with pytest.raises(ConfigError, match="advertise: needed"):
+        reachable_address(FrontConfig(host="0.0.0.0", etcd=("e:1",)), "0.0.0.0:5")
+    assert reachable_address(FrontConfig(host="0.0.0.0"), "0.0.0.0:5") == "0.0.0.0:5"
+    told = FrontConfig(host="0.0.0.0", etcd=("e:1",), advertise="me:5")
+    assert reachable_address(told, "0.0.0.0:5") == "me:5"
 
 
 async def _entry(etcd, key, holds):
