@@ -13,7 +13,7 @@ PROSE_AND_CODE = {".py", ".md", ".proto", ".toml", ".yaml", ".yml", ".tpl", ".sh
 # A checkout must build behind any mirror, and names nobody's machine.
 LEAKS = re.compile(
     r"pypi\.org|pythonhosted\.org|npmjs\.(org|com)|download\.pytorch|/opt/wheels|/opt/pypi"
-    r"|(?<![\w.])/work/|\.\./shared|/tmp/brief|/root/|/home/(?!app\b)[a-z]"
+    r"|(?<![\w.])/work/|\.\./shared|/tmp/brief|(?<![\w\x22])/root/|/home/(?!app\b)[a-z]"
 )
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
