@@ -35,6 +35,15 @@ class EngineConfig:
     max_waiting: int = setting(256, "requests waiting at most; more are refused", low=0)
     policy: str = setting("fcfs", "order of admission", choices=POLICIES)
     prefix_cache: bool = setting(True, "reuse blocks of equal prefixes")
+    expert_parallel: int = setting(
+        1, "ranks (processes of this engine) that share a model's experts", low=1, high=64
+    )
+    redundant_experts: int = setting(
+        0, "expert slots of each layer beyond one per expert, all ranks together", low=0, high=4096
+    )
+    expert_load_window: int = setting(
+        100, "rounds over which tokens per expert are counted", low=1, high=100_000
+    )
     simulate: str = setting(
         "",
         "run arithmetic in place of a model, for tests and load simulation: comma list of "

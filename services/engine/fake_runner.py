@@ -12,7 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from services.common.config import ConfigError
+from services.engine.eplb.reload import check_placement
 from services.engine.runner import (
+    ExpertPlacement,
+    ExpertShape,
+    PlacementRefusedError,
     RunnerInfo,
     SampledToken,
     SamplerOutput,
@@ -35,6 +39,20 @@ class FakeModel:
     """Time of every forward …"""
     token_us: float = 0.0
     """… and of each position in it."""
+    experts: int = 0
+    """Logical experts of each of …"""
+    moe_layers: int = 2
+    """… these layers; a token loads the experts token id mod experts, and layer above it."""
+    slots: int = 0
+    """Physical slots of each layer; 0 is one an expert."""
+    ranks: int = 1
+
+    @property
+    def expert_shape(self) -> ExpertShape | None:
+        """None without experts."""
+        if not self.experts:
+            return None
+        return ExpertShape(self.moe_layers, self.experts, self.slots or self.experts, self.ranks)
 
     @classmethod
     def parse(cls, text: str) -> "FakeModel":
@@ -69,6 +87,9 @@ class FakeRunner:
         self._model = model
         self._sleep = sleep
         self._cells = array("I")
+        self._loads = [[0] * model.experts for _ in range(model.moe_layers)]
+        self._placement_version = 0
+        self._prepared: ExpertPlacement | None = None
 
     def describe(self) -> RunnerInfo:
         """See Runner."""
@@ -84,6 +105,7 @@ class FakeRunner:
             kv_bytes_per_block=_KV_BYTES_PER_TOKEN * self._block_size,
             weights_bytes=0,
             load_s=0.0,
+            experts=model.expert_shape,
         )
 
     def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
@@ -131,6 +153,33 @@ class FakeRunner:
             cells = self._cells[source * size : (source + 1) * size]
             self._cells[target * size : (target + 1) * size] = cells
 
+    @property
+    def placement_version(self) -> int:
+        """See Runner."""
+        return self._placement_version
+
+    def prepare_placement(self, placement: ExpertPlacement) -> bool:
+        """See Runner; takes two calls, as a real one takes several."""
+        info = self.describe()
+        check_placement(placement, info.experts, info.model_revision)
+        ready = self._prepared == placement
+        self._prepared = placement
+        return ready
+
+    def apply_placement(self, version: int) -> None:
+        """See Runner."""
+        if self._prepared is None or self._prepared.version != version:
+            raise PlacementRefusedError(f"version {version} is not prepared")
+        self._prepared = None
+        self._placement_version = version
+
+    def expert_loads(self) -> tuple[tuple[int, ...], ...] | None:
+        """See Runner; counts since the start, whatever the window."""
+        return tuple(map(tuple, self._loads)) if self._model.experts else None
+
+    def check(self) -> None:
+        """See Runner: nothing of it can be gone."""
+
     def close(self) -> None:
         """See Runner."""
 
@@ -140,10 +189,17 @@ class FakeRunner:
             assert previous is not None, "no previous round to take a token from"
             ids[-1] = previous.tokens[meta.prev_row].token_id
         size = self._block_size
+        self._count(ids)
         for position, token_id in enumerate(ids, meta.start):
             block = meta.block_table[position // size]
             assert block != 0, "block 0 belongs to nobody"
             self._cells[block * size + position % size] = token_id
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        if self._model.experts:
+            for layer, loads in enumerate(self._loads):
+                for token_id in token_ids:
+                    loads[(token_id + layer) % self._model.experts] += 1
 
     def _checksum(self, meta: SequenceMetadata) -> int:
         size, left, value = self._block_size, meta.seqlen_k, 0

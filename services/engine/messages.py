@@ -7,6 +7,7 @@ these records and nothing else of one another. They travel as msgpack (msgspec),
 import msgspec
 
 from services.engine.config import EngineConfig
+from services.engine.runner import ExpertShape
 from services.engine.sampling_params import SamplingParams
 
 
@@ -48,6 +49,28 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 class SendSnapshot(msgspec.Struct, tag=True, frozen=True):
     """List all cached blocks in the next report (the prefix index asked for them)."""
+
+
+class ApplyPlacement(msgspec.Struct, tag=True, frozen=True):
+    """Take this map of experts at the next boundary of rounds for which its weights are ready.
+
+    Answered by a report whose `placement_version` is this version, or by `placement_rejected`. A
+    newer one that arrives meanwhile takes its place.
+    """
+
+    version: int
+    """Above 0; 0 is the map that an engine starts with."""
+    phy2log: list[list[int]]
+    """[layers with experts, slots] the logical expert in each slot; a rank owns consecutive slots,
+    all ranks equally many."""
+    model_revision: str
+
+
+class PlacementRejection(msgspec.Struct, frozen=True, array_like=True):
+    """A map that does not fit; the one before it stays in use."""
+
+    version: int
+    reason: str
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -141,6 +164,8 @@ class CoreReady(msgspec.Struct, tag=True, frozen=True):
     load_s: float
     weights_bytes: int
     kv_bytes: int
+    experts: ExpertShape | None = None
+    """None for a model without experts: it takes no placement."""
 
 
 class CoreFailed(msgspec.Struct, tag=True, frozen=True):
@@ -159,7 +184,14 @@ class RoundReport(msgspec.Struct, tag=True, frozen=True):
     cache_events: list[CacheEvent] = []
     snapshot: list[StoredBlocks] | None = None
     load: Load = Load()
+    placement_version: int = 0
+    """Of the map that the round ran with; it changes in a report of its own while idle."""
+    placement_rejected: PlacementRejection | None = None
+    """Told once, in the first report after the refusal."""
+    expert_loads: list[list[int]] | None = None
+    """[layers with experts, logical experts] tokens over the last rounds (the window is the
+    setting `expert_load_window`); every few seconds while rounds run, else None."""
 
 
-ToCore = StartCore | AddRequest | AbortRequest | SendSnapshot | Shutdown
+ToCore = StartCore | AddRequest | AbortRequest | SendSnapshot | ApplyPlacement | Shutdown
 ToFront = CoreReady | CoreFailed | RoundReport

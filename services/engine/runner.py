@@ -93,6 +93,38 @@ class SamplerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """What a placement must fit; decided at load."""
+
+    num_layers: int
+    """Layers with experts; dense layers are not counted."""
+    num_experts: int
+    """Logical experts of each such layer."""
+    num_slots: int
+    """Physical slots of each such layer, all ranks together: experts plus redundant ones."""
+    num_ranks: int
+    """Rank r owns the slots r * num_slots / num_ranks and following."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlacement:
+    """A map of experts; version 0 is the one that a runner starts with."""
+
+    version: int
+    phy2log: tuple[tuple[int, ...], ...]
+    """[num_layers, num_slots] the logical expert in each slot."""
+    model_revision: str
+
+
+class PlacementRefusedError(ValueError):
+    """A placement that does not fit; the message says what of it."""
+
+
+class RunnerFailedError(RuntimeError):
+    """A part of the runner is gone for good (a rank died); the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerInfo:
     """What the model is; decided at load, never changed."""
 
@@ -107,6 +139,8 @@ class RunnerInfo:
     kv_bytes_per_block: int
     weights_bytes: int
     load_s: float
+    experts: ExpertShape | None = None
+    """None for a dense model."""
 
 
 class Runner(Protocol):
@@ -137,5 +171,36 @@ class Runner(Protocol):
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, target), for copy-on-write."""
 
+    @property
+    def placement_version(self) -> int:
+        """Of the map of experts in use; 0 is the first one, and a dense model's only one."""
+
+    def prepare_placement(self, placement: ExpertPlacement) -> bool:
+        """Bring a little more of what a placement needs into memory of its own.
+
+        Call between rounds until it returns True; another version begins anew. Nothing that a
+        round reads changes.
+
+        Raises:
+            PlacementRefusedError: it does not fit; nothing is kept of it.
+        """
+
+    def apply_placement(self, version: int) -> None:
+        """Use the map that was prepared under this version, on all ranks from the next round on.
+
+        Raises:
+            PlacementRefusedError: it is not prepared.
+        """
+
+    def expert_loads(self) -> tuple[tuple[int, ...], ...] | None:
+        """[layers, logical experts] tokens of the last rounds; None for a dense model."""
+
+    def check(self) -> None:
+        """Look whether all parts of the runner live.
+
+        Raises:
+            RunnerFailedError: one does not.
+        """
+
     def close(self) -> None:
-        """Free tensors and threads; idempotent."""
+        """Free tensors, threads and processes; idempotent."""
