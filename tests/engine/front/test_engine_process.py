@@ -177,6 +177,8 @@ async def test_leaving_while_queued_or_in_prefill(spawn):
     queued.cancel()
     await until(engine, lambda load: load.waiting_requests + load.running_requests == 0)
     await until(engine, lambda load: load.held_blocks == 0)
+    text = await asyncio.to_thread(_get, f"http://{engine.ready['metrics_address']}/metrics")
+    assert 'inferfleet_engine_requests_total{code="CANCELLED",finish_reason=""} 2.0' in text
 
 
 async def test_the_core_is_killed_in_mid_stream(spawn):
@@ -291,6 +293,15 @@ async def test_health_reflection_and_public_service(spawn, tmp_path):
         )
         assert answer.summary.usage.prompt_tokens == 5
         assert answer.choices[0].token_ids
+
+
+async def test_the_front_loads_no_tensors():
+    check = "import services.engine.__main__, sys; print('torch' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", check), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out == b"False\n"
 
 
 async def test_a_bad_configuration_is_one_line_and_status_2(tmp_path):
