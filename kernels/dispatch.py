@@ -75,6 +75,7 @@ class Kernels:
 SETS: Mapping[str, str] = {
     "reference": "kernels.reference",
     "torch": "kernels.cpu",
+    "torch-tiled": "kernels.tiled",
 }
 
 
@@ -92,9 +93,12 @@ def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) 
         raise UnsupportedError(f"device={device}: there are no kernels for it")
     if dtype == "int8":
         raise UnsupportedError("dtype=int8: there are no kernels for it")
-    if deterministic:
-        raise UnsupportedError("deterministic=true: there are no kernels for it")
-    return "torch"
+    if deterministic and (device, dtype) != ("cpu", "float32"):
+        raise UnsupportedError(
+            f"deterministic=true: there are kernels for device=cpu and dtype=float32 only, "
+            f"not for {device} and {dtype}"
+        )
+    return "torch-tiled" if deterministic else "torch"
 
 
 def load(name: str) -> Kernels:

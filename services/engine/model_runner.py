@@ -67,14 +67,17 @@ class ModelRunner:
         self._block_size = config.block_size
         self._dtype = _DTYPES[config.dtype]
         kernels = _kernels(config, self._device)
-        self._model = LlamaModel(
-            source.config,
-            source.weights,
-            kernels,
-            dtype=self._dtype,
-            device=self._device,
-            max_positions=_max_len(config, source),
-        )
+        try:
+            self._model = LlamaModel(
+                source.config,
+                source.weights,
+                kernels,
+                dtype=self._dtype,
+                device=self._device,
+                max_positions=_max_len(config, source),
+            )
+        except dispatch.UnsupportedError as error:
+            raise ConfigError(str(error)) from error
         self._sampler = Sampler(kernels, one_by_one=config.deterministic)
         self._caches: list[Tensor] = []
         self._info = self._describe(config, source, kernels.name, started)

@@ -18,6 +18,21 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     return dispatch.load(request.param)
 
 
+HALVES = (torch.bfloat16, torch.float16)
+CASES = [
+    ("torch", torch.float32),
+    ("torch-tiled", torch.float32),
+    *[("torch", dtype) for dtype in HALVES],
+]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype]:
+    """Each set with each number format that it serves."""
+    name, dtype = request.param
+    return dispatch.load(name), dtype
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -48,15 +48,15 @@ def _batch(parts: list[tuple[int, int]], block_size: int) -> list[SequenceMetada
     return batch
 
 
-@pytest.mark.parametrize(
-    ("dtype", "limit"),
-    [(torch.float32, 2e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)],
-    ids=str,
-)
+LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
 @pytest.mark.parametrize("block_size", [1, 16, 32])
-def test_mixed_rounds(kernels: Kernels, block_size: int, dtype: torch.dtype, limit: float) -> None:
+def test_mixed_rounds(case: tuple[Kernels, torch.dtype], block_size: int) -> None:
+    kernels, dtype = case
     parts = [(0, 1), (5, 1), (0, 40), (17, 9), (200, 1), (31, 1), (32, 33)]
     got, want = _run(kernels, _batch(parts, block_size), block_size, dtype)
+    limit = LIMITS[dtype]
     torch.testing.assert_close(got.float(), want.float(), atol=limit, rtol=limit)
 
 

@@ -6,8 +6,8 @@ import torch
 from kernels.dispatch import Kernels
 
 SHAPES = [(1, 1023), (3, 576), (33, 64), (7, 8)]
+Case = tuple[Kernels, torch.dtype]
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-dtypes = pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
 
 
 def _close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, scale: float = 1) -> None:
@@ -15,22 +15,18 @@ def _close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, scale: flo
     torch.testing.assert_close(got.float(), want.float(), atol=limit, rtol=limit)
 
 
-@dtypes
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rms_norm(
-    kernels: Kernels, reference: Kernels, shape: tuple[int, int], dtype: torch.dtype
-) -> None:
+def test_rms_norm(case: Case, reference: Kernels, shape: tuple[int, int]) -> None:
+    kernels, dtype = case
     x, weight = torch.randn(shape, dtype=dtype) * 3, torch.randn(shape[1], dtype=dtype)
     want = reference.rms_norm(x.float(), weight.float(), 1e-5)
     _close(kernels.rms_norm(x, weight, 1e-5), want, dtype, scale=4)
 
 
-@dtypes
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_rope_rotates_a_view_in_place(
-    kernels: Kernels, reference: Kernels, rows: int, dtype: torch.dtype
-) -> None:
+def test_rope_rotates_a_view_in_place(case: Case, reference: Kernels, rows: int) -> None:
     """Only the part that was given changes: values beside it stay."""
+    kernels, dtype = case
     whole = torch.randn(rows, 7, 16, dtype=dtype)
     angles = torch.rand(rows, 8) * 9
     turns = torch.stack((angles.cos(), angles.sin()), dim=-1)
@@ -57,19 +53,17 @@ def test_rope_keeps_lengths_and_adds_angles(kernels: Kernels) -> None:
     torch.testing.assert_close(near, far, atol=1e-4, rtol=1e-4)
 
 
-@dtypes
 @pytest.mark.parametrize("shape", [(1, 6), (9, 1024), (33, 130)])
-def test_silu_mul(
-    kernels: Kernels, reference: Kernels, shape: tuple[int, int], dtype: torch.dtype
-) -> None:
+def test_silu_mul(case: Case, reference: Kernels, shape: tuple[int, int]) -> None:
+    kernels, dtype = case
     gate_up = torch.randn(shape, dtype=dtype)
     want = reference.silu_mul(gate_up.float())
     _close(kernels.silu_mul(gate_up.clone()), want, dtype)
 
 
-@dtypes
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 31, 32, 33, 100])
-def test_linear(kernels: Kernels, reference: Kernels, rows: int, dtype: torch.dtype) -> None:
+def test_linear(case: Case, reference: Kernels, rows: int) -> None:
+    kernels, dtype = case
     weight, x = torch.randn(70, 96, dtype=dtype) / 10, torch.randn(rows, 96, dtype=dtype)
     packed = kernels.pack(weight)
     want = reference.pack(weight.float())(x.float())

@@ -1,0 +1,108 @@
+"""The law of the deterministic mode: equal bits alone, batched, in chunks and on a warm prefix."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from services.common.config import ConfigError
+from services.engine.config import EngineConfig
+from services.engine.model_runner import ModelRunner
+from services.engine.runner import SequenceMetadata
+from services.engine.sampling_params import SamplingParams
+
+LENGTHS = (1, 2, 15, 16, 17, 127, 128, 129, 200)
+
+
+@pytest.fixture(params=["tied", pytest.param("smollm2-135m-instruct", marks=pytest.mark.model)])
+def model(request: pytest.FixtureRequest, tiny_folders: dict) -> str:
+    return str(tiny_folders.get(request.param, request.param))
+
+
+def _prompts() -> list[list[int]]:
+    draw = random.Random(9)
+    return [[draw.randrange(256) for _ in range(length)] for length in LENGTHS]
+
+
+def _last_logits(run, prompts: list[list[int]], chunk: int, batched: bool) -> list[torch.Tensor]:
+    """Logits after each prompt, computed in chunks, one prompt a round or all together."""
+    tables = [run.table(len(prompt)) for prompt in prompts]
+    found: dict[int, torch.Tensor] = {}
+    together = [list(range(len(prompts)))] if batched else [[i] for i in range(len(prompts))]
+    for members in together:
+        for start in range(0, max(len(prompts[i]) for i in members), chunk):
+            batch = [
+                SequenceMetadata(
+                    i, start, tuple(prompts[i][start : start + chunk]), None, tables[i], sample=True
+                )
+                for i in members
+                if start < len(prompts[i])
+            ]
+            logits = run.runner.execute_main_model(start, batch, None).logits
+            found |= {meta.seq_id: row for meta, row in zip(batch, logits, strict=True)}
+    return [found[i] for i in range(len(prompts))]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_logits_are_equal_to_the_bit(model: str, block_size: int, drive: Callable) -> None:
+    run = drive(model, deterministic=True, block_size=block_size, num_blocks=400)
+    prompts = _prompts() if "smollm2" not in model else [_prompts()[i] for i in (1, 4, 8)]
+    alone = _last_logits(run, prompts, 1000, batched=False)
+    for chunk, batched in ((1000, True), (32, True), (7, False)):
+        other = _last_logits(run, prompts, chunk, batched)
+        for want, got in zip(alone, other, strict=True):
+            assert torch.equal(want, got), (chunk, batched)
+
+
+def test_the_default_mode_is_not_equal_to_the_bit(drive: Callable, tiny_folders: dict) -> None:
+    """Otherwise the test above would prove nothing."""
+    run = drive(tiny_folders["tied"])
+    alone = _last_logits(run, _prompts(), 1000, batched=False)
+    chunked = _last_logits(run, _prompts(), 7, batched=True)
+    pairs = list(zip(alone, chunked, strict=True))
+    assert not all(torch.equal(want, got) for want, got in pairs)
+    for want, got in pairs:
+        torch.testing.assert_close(want, got, atol=1e-3, rtol=1e-3)
+
+
+def test_draws_are_equal_in_any_company(drive: Callable, tiny_folders: dict) -> None:
+    run = drive(tiny_folders["tied"], deterministic=True, block_size=8, num_blocks=600)
+    prompts, counts = _prompts()[:7], [30] * 7
+    params = [SamplingParams(temperature=1.0, top_p=0.95, seed=i) for i in range(7)]
+    together = run.generate(prompts, counts, params=params, chunk=24)
+    for index in (0, 3, 6):
+        one = run.generate([prompts[index]], [30], params=[params[index]])
+        assert one[0] == together[index]
+
+
+def test_a_warm_prefix_is_equal_to_the_bit(drive: Callable, tiny_folders: dict) -> None:
+    run = drive(tiny_folders["tied"], deterministic=True, block_size=8)
+    prompt = _prompts()[-1]
+    table = run.table(200)
+    cold = run.runner.execute_main_model(
+        1, [SequenceMetadata(0, 0, tuple(prompt), None, table, sample=True)], None
+    )
+    warm = run.runner.execute_main_model(
+        2, [SequenceMetadata(1, 72, tuple(prompt[72:]), None, table, sample=True)], None
+    )
+    assert torch.equal(cold.logits, warm.logits)
+
+
+def test_the_mode_is_part_of_the_numerics_id(tiny_folders: dict) -> None:
+    ids = {
+        ModelRunner(EngineConfig(model=str(tiny_folders["tied"]), threads=1, deterministic=mode))
+        .describe()
+        .numerics_id
+        for mode in (False, True)
+    }
+    assert len(ids) == 2
+
+
+def test_other_formats_are_refused(tiny_folders: dict) -> None:
+    config = EngineConfig(
+        model=str(tiny_folders["tied"]), threads=1, deterministic=True, dtype="bfloat16"
+    )
+    with pytest.raises(ConfigError, match="deterministic"):
+        ModelRunner(config)
