@@ -23,10 +23,16 @@ _ATTEMPT_TAG = b"\x20"  # field 4 of EngineRequest, as a varint; a later value w
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
+class BalancerLostError(errors.AbortedError):
+    """The connection broke after the first message; another balancer may carry the stream on."""
+
+
 class Upstream:
     """One open Run stream whose first message is here; the messages stay raw bytes."""
 
-    def __init__(self, call: Any, first: bytes, engine_id: str, stall_s: float) -> None:
+    def __init__(
+        self, call: Any, first: bytes, *, engine_id: str, tries: int, stall_s: float
+    ) -> None:
         self._call = call
         self._first = first
         self._stall_s = stall_s
@@ -35,11 +41,14 @@ class Upstream:
         self._heard_s = self._loop.time()
         self._watch: asyncio.TimerHandle | None = None
         self.engine_id = engine_id
+        self.tries = tries
+        """How often the request has been sent to a balancer, this time included."""
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
         """All messages, the first included; to be called once.
 
         Raises:
+            BalancerLostError: the balancer is gone.
             FleetError: the stream ended with a status, or fell silent.
         """
         self._look()
@@ -95,31 +104,34 @@ class Balancers:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._turn = 0
 
-    async def open(self, wire: bytes, metadata: Metadata, deadline_s: float) -> Upstream:
+    async def open(
+        self, wire: bytes, metadata: Metadata, deadline_s: float, *, tries: int = 0
+    ) -> Upstream:
         """Send a serialised EngineRequest and wait for the first message.
 
         Args:
             wire: the message.
             metadata: sent along, beside the fleet's token.
             deadline_s: when the request is worth nothing any more, by time.monotonic().
+            tries: how often it has been sent before.
 
         Raises:
             FleetError: what the balancer answered, or UnavailableError if none can be reached.
         """
         give_up = time.monotonic() + self._retry_s
-        attempt = 0
+        first = tries
         problem = errors.UnavailableError("no balancer is known", retry_after_s=1)
         while True:
             for address in self._order():
                 try:
                     return await self._try(
-                        address, _numbered(wire, attempt), metadata, deadline_s - time.monotonic()
+                        address, wire, metadata, deadline_s - time.monotonic(), tries
                     )
                 except errors.UnavailableError as error:
                     log.warning("balancer %s: %s", address, error.message)
                     problem = error
-                attempt += 1
-            if problem.retry_after_s is not None and attempt:
+                tries += 1
+            if problem.retry_after_s is not None and tries > first:
                 raise problem  # said by a balancer that works: no engine takes it
             if time.monotonic() >= give_up:
                 problem.retry_after_s = 1
@@ -158,10 +170,11 @@ class Balancers:
         return channel
 
     async def _try(
-        self, address: str, wire: bytes, metadata: Metadata, timeout_s: float
+        self, address: str, wire: bytes, metadata: Metadata, timeout_s: float, tries: int
     ) -> Upstream:
         run: Any = self._channel(address).unary_stream(RUN)  # no serialisers: raw bytes both ways
-        call = run(wire, metadata=(*self._membership.metadata, *metadata), timeout=timeout_s)
+        sent = (*self._membership.metadata, *metadata)
+        call = run(_numbered(wire, tries), metadata=sent, timeout=timeout_s)
         try:
             first = await call.read()
             if first is grpc.aio.EOF:
@@ -173,7 +186,9 @@ class Balancers:
             raise_if_aborted(call)
             call.cancel()
             raise
-        return Upstream(call, first, str(engine_id), self._stall_s)
+        return Upstream(
+            call, first, engine_id=str(engine_id), tries=tries + 1, stall_s=self._stall_s
+        )
 
 
 def raise_if_aborted(call: Any) -> None:
@@ -205,6 +220,6 @@ def _varint(value: int) -> bytes:
 def _after_start(error: grpc.RpcError) -> errors.FleetError:
     found = errors.error_of(error)
     if isinstance(found, errors.UnavailableError):
-        # The balancer itself died: to the caller that is a broken stream, not a refused one.
-        return errors.AbortedError(f"the stream broke: {found.message}", metadata=found.metadata)
+        # To the caller that is a broken stream, not a refused one.
+        return BalancerLostError(f"the stream broke: {found.message}", metadata=found.metadata)
     return found

@@ -17,6 +17,7 @@ from opentelemetry.context import Context
 from inferfleet.internal.v1 import engine_pb2
 from inferfleet.v1 import inference_pb2
 from services.common.block_hash import effective_salt
+from services.common.continuation import StreamLedger
 from services.common.errors import InvalidArgumentError
 from services.common.text import render_chat
 from services.gateway.catalog import Catalog, ModelView
@@ -147,6 +148,23 @@ class Door:
         if size <= INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def resumed(admitted: Admitted, ledger: StreamLedger, engine_id: str) -> tuple[bytes, bool]:
+    """The request for whoever carries a broken stream on, and whether its tokens will be exact.
+
+    Only an engine of the lost one's numerics may go on once the caller has tokens.
+    """
+    envelope = engine_pb2.EngineRequest.FromString(admitted.wire)
+    known = ledger.continuation()
+    if known is None:
+        return admitted.wire, True
+    envelope.continuation.CopyFrom(known)
+    for engine in admitted.model.engines:
+        if engine.engine_id == engine_id:
+            envelope.numerics_id = engine.numerics_id
+            return envelope.SerializeToString(), engine.deterministic
+    return envelope.SerializeToString(), False
 
 
 def _field_of(request: inference_pb2.GenerateRequest) -> str:

@@ -6,6 +6,7 @@ the request ends.
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -16,12 +17,18 @@ from opentelemetry.context import Context
 
 from inferfleet.v1 import inference_pb2
 from services.common import rpc, telemetry
-from services.common.errors import AbortedError, DeadlineExceededError
-from services.gateway.balancers import Balancers, Upstream
+from services.common.continuation import StreamLedger
+from services.common.errors import AbortedError, CancelledError, DeadlineExceededError, FleetError
+from services.gateway.balancers import BalancerLostError, Balancers, Metadata, Upstream
 from services.gateway.checks import refuse, request_id_problem
-from services.gateway.door import Admitted, Door
+from services.gateway.door import Admitted, Door, resumed
 from services.gateway.in_flight import InFlight
 from services.gateway.observation import Metrics, Observation
+
+log = logging.getLogger(__name__)
+
+# Of one request, over all balancers that died under it.
+MAX_TRIES = 64
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,9 @@ class Exchange:
         self._timeout_s = own if caller.timeout_s is None else min(caller.timeout_s, own)
         self._place = contextlib.ExitStack()
         self._upstream: Upstream | None = None
+        self._metadata: Metadata = ()
+        self._deadline_s = 0.0
+        self._freed = False
         self._admitted: Admitted | None = None
         self._observed = Observation(
             rooms.metrics,
@@ -117,24 +127,63 @@ class Exchange:
     async def messages(self) -> AsyncGenerator[bytes, None]:
         """The stream's messages as raw bytes, up to its proper end.
 
+        A balancer that dies on the way is replaced by another, unseen by the caller.
+
         Raises:
             FleetError: the stream ended with a status, fell silent or was cut.
         """
-        assert self._upstream is not None, "the exchange is not open"
+        ledger = StreamLedger(self._request.sampling.n or 1)
         saw = self._observed.saw
-        async with contextlib.aclosing(self._upstream.messages()) as messages:
-            async for raw in messages:
-                saw(raw)
-                yield raw
+        lost = True
+        while lost:
+            lost = False
+            assert self._upstream is not None, "the exchange is not open"
+            try:
+                async with contextlib.aclosing(self._upstream.messages()) as messages:
+                    async for raw in messages:
+                        out = ledger.accept(raw)
+                        if out is not None:
+                            saw(out)
+                            yield out
+            except BalancerLostError as error:
+                closing = ledger.closing()
+                if closing is None:
+                    await self._carry_on(ledger, error)
+                    lost = True
+                else:
+                    saw(closing)
+                    yield closing
         if not self._observed.complete:
             raise AbortedError("the stream ended without its summary")
+
+    async def _carry_on(self, ledger: StreamLedger, lost: BalancerLostError) -> None:
+        """Open the stream once more, from where the caller has it.
+
+        Raises:
+            BalancerLostError: `lost`, if nobody takes it.
+        """
+        assert self._upstream is not None
+        if self._upstream.tries >= MAX_TRIES:
+            raise lost
+        wire, exact = resumed(self.admitted, ledger, self.engine_id)
+        log.warning("carrying %s on: %s", self.request_id, lost.message)
+        try:
+            self._upstream = await self._rooms.balancers.open(
+                wire, self._metadata, self._deadline_s, tries=self._upstream.tries
+            )
+        except FleetError as error:
+            raise lost from error
+        ledger.resume(exact=exact)
+        if self._freed:  # the caller left meanwhile
+            self._upstream.cancel()
+            raise CancelledError("the client has left")
 
     def abandon(self) -> None:
         """The caller is gone: free everything now, whoever still waits for a message."""
         self._free(asyncio.CancelledError())
 
     async def _open(self) -> None:
-        deadline_s = time.monotonic() + self._timeout_s
+        self._deadline_s = time.monotonic() + self._timeout_s
         if self._id_problem:
             refuse(self._caller.request_id_field, self._id_problem)
         tenant = self._caller.tenant
@@ -146,13 +195,16 @@ class Exchange:
             context=self._observed.context,
         )
         self._observed.known_model(self._admitted.model.name)
-        metadata = (
+        self._metadata = (
             (rpc.REQUEST_ID_KEY, self.request_id),
             *telemetry.inject(self._observed.context),
         )
-        self._upstream = await self._rooms.balancers.open(self._admitted.wire, metadata, deadline_s)
+        self._upstream = await self._rooms.balancers.open(
+            self._admitted.wire, self._metadata, self._deadline_s
+        )
 
     def _free(self, error: BaseException | None) -> None:
+        self._freed = True
         if self._upstream is not None:
             self._upstream.cancel()
         self._place.close()

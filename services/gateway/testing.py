@@ -126,6 +126,7 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
             vocab_size=self.tokenizer.vocab_size,
             tokenizer_digest=self.assets.digest,
             eos_token_ids=[EOS],
+            numerics_id="numerics-1",
         )
 
     async def GetTokenizer(

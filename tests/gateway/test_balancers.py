@@ -90,17 +90,83 @@ async def test_other_refusals_are_not_carried_around(pair):
     assert sum(len(double.requests) for double in pair) == 1
 
 
-async def test_one_that_dies_in_mid_stream_breaks_the_stream(pair):
+async def first_events(call) -> list:
+    return [await call.read(), await call.read()]
+
+
+async def rest_of(call) -> list:
+    events = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
+    return events
+
+
+async def the_rest(asked, double):
+    """What is left of the double's reply after the continuation that it is told of."""
+    sent = bytes(asked.continuation.choices[0].token_ids) if asked.continuation.choices else b""
+    rest = double.reply.encode()[len(sent) :].decode()
+    yield double.started(asked)
+    yield double.delta(asked, 0, rest, list(rest.encode()))
+    yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_MAX_TOKENS"})
+    yield double.summary(asked, len(rest.encode()))
+
+
+async def test_one_that_dies_in_mid_stream_is_replaced_unseen(pair):
     for double in pair:
         double.script = hold_after_first
     async with (
         running_gateway(*pair) as gateway,
         grpc.aio.insecure_channel(gateway.address) as channel,
     ):
+        call = gateway.stub(channel).Generate(request(request_id="r", sampling={"seed": 5}))
+        events = await first_events(call)
+        lost = next(d for d in pair if d.engine_id == events[0].started.engine_id)
+        other = next(d for d in pair if d is not lost)
+        other.script = the_rest
+        await lost.stop()
+        events += await rest_of(call)
+    assert "".join(event.delta.text for event in events) == lost.reply
+    assert [e.WhichOneof("event") for e in events].count("started") == 1
+    (carried,) = other.requests
+    assert list(carried.continuation.choices[0].token_ids) == [72]
+    assert carried.numerics_id == "numerics-1"
+    assert carried.attempt >= 16
+    assert (carried.request.request_id, carried.request.sampling.seed) == ("r", 5)
+    summary = events[-1].summary
+    assert (summary.continuations, summary.exact) == (1, False)
+    assert summary.usage.completion_tokens == len(lost.reply.encode())
+
+
+async def test_one_that_dies_before_the_last_message_costs_only_the_timings(pair):
+    async def all_but_the_summary(asked, double):
+        yield double.started(asked)
+        yield double.delta(asked, 0, "H", [72])
+        yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_MAX_TOKENS"})
+        await asyncio.Event().wait()
+
+    pair[0].script = pair[1].script = all_but_the_summary
+    async with (
+        running_gateway(*pair) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
         call = gateway.stub(channel).Generate(request())
-        engine_id = (await call.read()).started.engine_id
-        await call.read()
-        await next(d for d in pair if d.engine_id == engine_id).stop()
+        events = [*(await first_events(call)), await call.read()]
+        lost = next(d for d in pair if d.engine_id == events[0].started.engine_id)
+        await lost.stop()
+        events += await rest_of(call)
+    assert events[-1].summary.usage.completion_tokens == 1
+    assert sum(len(double.requests) for double in pair) == 1
+
+
+async def test_with_nobody_else_the_stream_breaks(engine):
+    engine.script = hold_after_first
+    async with (
+        running_gateway(engine) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        call = gateway.stub(channel).Generate(request())
+        await first_events(call)
+        await engine.stop()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.ABORTED
