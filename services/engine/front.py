@@ -213,7 +213,9 @@ class Front:
                 self._released(mark.request_key)
         self._events.add(report)
         self.metrics.round(report)
-        await self.board.update(report.load, num_open=len(self._by_key))
+        await self.board.update(
+            report.load, num_open=len(self._by_key), placement_version=report.placement_version
+        )
 
     def _settle(self, stream: RequestStream, output: ChoiceOutput) -> None:
         """End in the core what has its end here: a stop string was found, a reader is too slow."""

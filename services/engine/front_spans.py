@@ -8,6 +8,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from services.common.errors import FleetError
+from services.engine.load_report import LoadBoard
 from services.engine.messages import Mark
 from services.engine.request_stream import RequestStream
 from services.engine.request_translation import AcceptedRequest, ModelFacts
@@ -19,9 +20,10 @@ _MAX_EVENTS = 120
 class FrontSpans:
     """Makes the spans of this engine."""
 
-    def __init__(self, tracer: trace.Tracer, facts: ModelFacts) -> None:
+    def __init__(self, tracer: trace.Tracer, facts: ModelFacts, board: LoadBoard) -> None:
         self._tracer = tracer
         self._facts = facts
+        self._board = board
 
     def start_run(self, parent: Context, request: AcceptedRequest, received_ns: int) -> trace.Span:
         """The server span of one request."""
@@ -34,7 +36,7 @@ class FrontSpans:
                 "inferfleet.request_id": request.request_id,
                 "inferfleet.engine_id": self._facts.engine_id,
                 "inferfleet.attempt": request.attempt,
-                "inferfleet.placement_version": 0,
+                "inferfleet.placement_version": self._board.placement_version,
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.provider.name": "inferfleet",
                 "gen_ai.request.model": self._facts.model,

@@ -25,6 +25,7 @@ class LoadBoard:
     ) -> None:
         self.draining = False
         self.load = Load()
+        self.placement_version = 0
         self._engine_id = engine_id
         self.epoch_ms = epoch_ms
         self._stall_s = stall_s
@@ -34,13 +35,15 @@ class LoadBoard:
         self._longest_round_s = 0.0
         self._changed = asyncio.Condition()
 
-    async def update(self, load: Load, *, num_open: int) -> None:
-        """A round ended: take its load and the number of requests the core still holds."""
+    async def update(self, load: Load, *, num_open: int, placement_version: int = 0) -> None:
+        """A round ended: take its load, the number of requests the core still holds, and the
+        version of the map of experts it ran with."""
         now = self._clock()
         if self._busy_since is not None:
             self._longest_round_s = max(self._longest_round_s, now - self._busy_since)
         self._busy_since = now if num_open else None
-        changed, self.load = load != self.load, load
+        changed = (load, placement_version) != (self.load, self.placement_version)
+        self.load, self.placement_version = load, placement_version
         if changed:
             await self.notify()
 
@@ -92,6 +95,7 @@ class LoadBoard:
             decode_round_s=load.decode_round_s,
             last_progress_age_s=self.progress_age_s,
             draining=self.draining,
+            placement_version=self.placement_version,
             drain_requests_per_s=load.drain_requests_per_s,
         )
 

@@ -105,10 +105,17 @@ class RegistryEntry:
         self.registration = Registration(self.etcd, key, self.value)
         await self.registration.start()
 
-    def value(self) -> bytes:
-        """The entry of this moment, as proto JSON."""
+    def current(self) -> engine_pb2.EngineInfo:
+        """The entry of this moment."""
         self.info.draining = self.board.draining
-        text = json_format.MessageToJson(self.info, preserving_proto_field_name=True, indent=None)
+        self.info.placement_version = self.board.placement_version
+        return self.info
+
+    def value(self) -> bytes:
+        """The same as proto JSON."""
+        text = json_format.MessageToJson(
+            self.current(), preserving_proto_field_name=True, indent=None
+        )
         return text.encode()
 
     async def refresh(self) -> None:

@@ -155,7 +155,7 @@ class EngineServer:
             buffer_tokens=config.stream_buffer_tokens,
         )
         self._background(front.pump(), "pump")
-        run = RunCall(front, FrontSpans(self._tracing.tracer, facts))
+        run = RunCall(front, FrontSpans(self._tracing.tracer, facts, board))
         server, self.address = self._bind(config.port, ENGINE_SERVICE, self._membership)
         info = engine_info(
             config,
@@ -222,18 +222,23 @@ class EngineServer:
         alive = front is not None and not front.core_failure.done()
         return alive and not self._board.draining and not self._board.stalled
 
+    @property
+    def _state(self) -> tuple[bool, bool, int]:
+        return self._serving, self._board.draining, self._board.placement_version
+
     async def _tell_health(self) -> None:
         for servicer, name in self._healths:
             await rpc.set_health(servicer, [name], serving=self._serving)
 
     async def _watch_health(self) -> None:
-        """Health follows the core's progress and a drain by anyone."""
-        told = self._serving, self._board.draining
+        """Health and the registry follow the core's progress, a drain by anyone, a new map."""
+        told = self._state
         while True:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
-            now = self._serving, self._board.draining
+            now = self._state
             if now != told:
-                log.info("health: %s", "serving" if now[0] else "not serving")
+                if now[0] != told[0]:
+                    log.info("health: %s", "serving" if now[0] else "not serving")
                 await self._tell_health()
                 if self._entry is not None:
                     await self._entry.refresh()

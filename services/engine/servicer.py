@@ -142,6 +142,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         info = engine_pb2.EngineInfo()
         info.CopyFrom(self._info)
         info.draining = self._front.board.draining
+        info.placement_version = self._front.board.placement_version
         return info
 
     async def GetTokenizer(

@@ -79,6 +79,13 @@ async def test_an_equal_load_wakes_nobody():
     assert made.report().draining
 
 
+async def test_a_new_map_of_experts_is_told():
+    made = board(Clock())
+    before = made.report().sequence
+    await made.update(Load(), num_open=0, placement_version=4)
+    assert (made.report().sequence, made.report().placement_version) == (before + 1, 4)
+
+
 def test_the_hint_follows_the_measured_rate():
     made = LoadBoard("e", 7, stall_s=5.0)
     assert made.retry_after_s == 1.0

@@ -325,6 +325,22 @@ async def test_info_and_tokenizer(front):
     assert isinstance(await refused(front.engine.GetTokenizer(wrong)), errors.NotFoundError)
 
 
+async def test_the_map_of_experts_in_use_is_named(front, run_request, out):
+    front.core.say(placement_version=7)
+    watch = front.engine.WatchLoad(engine_pb2.WatchLoadRequest())
+    while (await watch.read()).placement_version != 7:
+        pass
+    watch.cancel()
+    info = await front.engine.GetInfo(engine_pb2.GetInfoRequest())
+    assert info.placement_version == 7
+    call = front.engine.Run(run_request())
+    key = (await front.core.got(AddRequest)).request_key
+    front.core.say(out(key, "x", "MAX_TOKENS"), placement_version=7)
+    await take(call, "summary")
+    spans = await front.spans.by_name(1)
+    assert spans["run"].attributes["inferfleet.placement_version"] == 7
+
+
 async def test_watch_load(front):
     call = front.engine.WatchLoad(engine_pb2.WatchLoadRequest())
     first = await call.read()
