@@ -1,7 +1,11 @@
 """The index beside a dictionary: random histories of batches, gaps, restarts and losses."""
 
 import asyncio
+import threading
+import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import redis
@@ -127,25 +131,41 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.runner.get_loop()
+        # The loop runs all the time: a store whose probe is not served takes Redis for away.
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
         self.raw = redis.Redis.from_url(self.url)
         self.model = Model()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def there(self) -> None:
+        """On a busy machine even Redis is late at times, and then taken for away."""
+        deadline = time.monotonic() + 30
+        while not self.store.available:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     @initialize()
     def open(self) -> None:
         self.raw.flushall()
         self.store = Store(StoreSettings(self.url))
-        self.runner.run(self.store.start())
+        self.run(self.store.start())
+        self.there()
         self.index = PrefixIndex(self.store, entry_ttl_s=60, max_entries=1_000)
 
     def teardown(self) -> None:
-        self.runner.run(self.store.close())
-        self.runner.close()
+        self.run(self.store.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
         self.raw.close()
 
     def send(self, batch: Batch) -> None:
-        applied = self.runner.run(self.index.apply(batch))
+        self.there()
+        applied = self.run(self.index.apply(batch))
         assert (applied.status, applied.acked) == self.model.apply(batch)
 
     @rule(engine=st.sampled_from(ENGINES), ops=operations)
@@ -184,7 +204,7 @@ class IndexMachine(RuleBasedStateMachine):
     def forget(self, engine: str, back: int) -> None:
         record = self.model.records.get(engine)
         epoch = max((record.epoch if record else 1) - back, 1)
-        self.runner.run(self.index.forget(engine, epoch))
+        self.run(self.index.forget(engine, epoch))
         if record and record.epoch <= epoch:
             self.model.records[engine] = Record(record.epoch)
 
@@ -196,19 +216,21 @@ class IndexMachine(RuleBasedStateMachine):
     @rule()
     def some_entries_are_swept(self) -> None:
         keys = self.raw.keys(f"{self.store.entry_prefix}*")
-        self.runner.run(self.store.script("sweep", (60, 0, *keys)))
+        self.run(self.store.script("sweep", (60, 0, *keys)))
 
     @invariant()
     def the_index_says_what_the_dictionary_says(self) -> None:
+        self.there()
         for needs_state in (False, True):
-            reply = self.runner.run(self.index.match(b"".join(CHAIN), needs_state, 5.0))
+            reply = self.run(self.index.match(b"".join(CHAIN), needs_state, 5.0))
             found = {(m.engine_id, m.epoch_ms, m.blocks) for m in reply}
             assert found == self.model.match(CHAIN, needs_state)
 
     @invariant()
     def entries_are_counted(self) -> None:
+        self.there()
         keys = self.raw.keys(f"{self.store.entry_prefix}*")
-        assert self.runner.run(self.index.num_entries()) == len(keys)
+        assert self.run(self.index.num_entries()) == len(keys)
 
 
 @pytest.mark.parametrize(
