@@ -5,8 +5,8 @@ import contextlib
 import sys
 
 from inferfleet.cli.errors import CliError
-from inferfleet.cli.gateway_client import GatewayClient, chat_prompt, gateway_address
-from inferfleet.cli.generate import add_sampling, set_sampling, summary
+from inferfleet.cli.gateway_client import GatewayClient, chat_prompt
+from inferfleet.cli.generate import add_sampling, connect, set_sampling, summary
 from inferfleet.v1 import inference_pb2 as pb
 
 HELP = "Ctrl-C ends an answer, Ctrl-D the conversation; /new starts another, /quit leaves."
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (input() edits lines once it is imported)
-    with GatewayClient(gateway_address(args.address, args.state_dir)) as client:
+    with connect(args) as client:
         model = args.model or client.default_model()
         print(f"{model} at {client.address}. {HELP}")
         _converse(client, model, args)

@@ -64,8 +64,14 @@ class Answer:
 class GatewayClient:
     """A connection to a gateway, or to a single engine started with --public."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, api_key_file: Path | None = None) -> None:
+        """Connects with the first call.
+
+        Raises:
+            CliError: the key cannot be read.
+        """
         self.address = address
+        self._metadata = _credentials(api_key_file)
         options = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -86,7 +92,9 @@ class GatewayClient:
             CliError: there is none or more than one, or nothing answers.
         """
         try:
-            reply = self._stub.ListModels(pb.ListModelsRequest(), timeout=CONNECT_TIMEOUT_S)
+            reply = self._stub.ListModels(
+                pb.ListModelsRequest(), timeout=CONNECT_TIMEOUT_S, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise of_rpc(error, self.address) from error
         names = [model.name for model in reply.models]
@@ -108,7 +116,8 @@ class GatewayClient:
         """
         trace_id = secrets.token_hex(16)
         answer = Answer(trace_id=trace_id)
-        metadata = (("traceparent", f"00-{trace_id}-{secrets.token_hex(8)}-01"),)
+        parent = f"00-{trace_id}-{secrets.token_hex(8)}-01"
+        metadata = (*self._metadata, ("traceparent", parent))
         started = time.monotonic()
         call = self._stub.Generate(request, metadata=metadata, timeout=timeout_s)
         try:
@@ -120,6 +129,16 @@ class GatewayClient:
             call.cancel()
         answer.total_s = time.monotonic() - started
         return answer
+
+
+def _credentials(api_key_file: Path | None) -> tuple[tuple[str, str], ...]:
+    if api_key_file is None:
+        return ()
+    try:
+        return (("authorization", f"Bearer {api_key_file.read_text().strip()}"),)
+    except OSError as error:
+        message = f"--api-key-file: cannot read {api_key_file}: {error.strerror}"
+        raise CliError(message, status=2) from error
 
 
 def _collect(

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from inferfleet.cli.errors import CliError, to_json
 from inferfleet.cli.gateway_client import Answer, GatewayClient, chat_prompt, gateway_address
@@ -44,6 +45,9 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="give up after S seconds")
     parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="your key, if one is asked"
+    )
+    parser.add_argument(
         "--address",
         default="",
         metavar="HOST:PORT",
@@ -52,7 +56,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with GatewayClient(gateway_address(args.address, args.state_dir)) as client:
+    with connect(args) as client:
         request = _request(args)
         request.model = args.model or client.default_model()
         answer = client.generate(request, (lambda _: None) if args.json else _print, args.timeout)
@@ -62,6 +66,11 @@ def run(args: argparse.Namespace) -> int:
         print()
         print(summary(answer), file=sys.stderr)
     return 0
+
+
+def connect(args: argparse.Namespace) -> GatewayClient:
+    """The gateway that the flags of `add_sampling` name."""
+    return GatewayClient(gateway_address(args.address, args.state_dir), args.api_key_file)
 
 
 def summary(answer: Answer) -> str:

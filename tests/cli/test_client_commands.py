@@ -79,6 +79,17 @@ def test_a_bad_request_is_one_line_that_names_what_is_wrong(
     assert len(err.splitlines()) == 1
 
 
+def test_a_key_is_shown_and_a_missing_file_is_said(gateway, capsys, tmp_path):
+    servicer, address = gateway
+    key = tmp_path / "key"
+    key.write_text("abc\n")
+    assert main(["generate", "x", "--address", address, "--api-key-file", str(key)]) == 0
+    assert servicer.metadata[0]["authorization"] == "Bearer abc"
+    key.unlink()
+    assert main(["generate", "x", "--address", address, "--api-key-file", str(key)]) == 2
+    assert "--api-key-file: cannot read" in capsys.readouterr().err
+
+
 def test_two_models_ask_for_a_choice(gateway, capsys):
     servicer, address = gateway
     servicer.models = ["tiny", "small"]

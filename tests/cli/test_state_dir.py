@@ -27,8 +27,13 @@ def test_the_token_is_new_each_time_and_private(tmp_path):
 def test_a_second_supervisor_is_refused_and_told_what_to_do(tmp_path):
     state = StateDir(tmp_path)
     state.claim()
+    state.write_record({"gateway": "here"})
+    loser = StateDir(tmp_path)
     with pytest.raises(CliError, match="inferfleet down --state-dir"):
-        StateDir(tmp_path).claim()
+        loser.claim()
+    loser.release()
+    assert state.read_record() == {"gateway": "here"}
+    assert state.token()
     assert StateDir(tmp_path).owner_pid() == os.getpid()
     state.release()
     assert StateDir(tmp_path).owner_pid() is None

@@ -62,12 +62,13 @@ class StateDir:
         self._write_token()
 
     def release(self) -> None:
-        """Let another supervisor have the directory; idempotent."""
+        """Let another supervisor have the directory; idempotent, and nothing without a claim."""
+        if self._lock is None:
+            return
         self._record.unlink(missing_ok=True)
         self.token_file.unlink(missing_ok=True)
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.close()
+        self._lock = None
 
     def is_claimed(self) -> bool:
         """Whether a supervisor, of whatever process, holds the directory now."""
