@@ -13,6 +13,10 @@ from torch import Tensor
 from kernels.dispatch import AttentionGroup
 from services.engine.runner import SequenceMetadata
 
+GATHERED = 8192
+"""Positions, padding included, whose keys and values one call of decode attention copies together:
+bounds memory, keeps the copy in the cache, and keeps short sequences from padding to long ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
@@ -53,7 +57,7 @@ def build_input(
         previous_tokens: tokens of the round before, one a row, for sequences with `prev_row`.
         dtype: of the scores' mask.
     """
-    order = sorted(range(len(batch)), key=lambda index: batch[index].seqlen_q > 1)
+    order = sorted(range(len(batch)), key=lambda index: _place(batch[index]))
     ordered = [batch[index] for index in order]
     first_row = _first_rows(ordered)
     tokens = [token for seq in ordered for token in seq.token_ids]
@@ -112,14 +116,37 @@ def _groups(
     device: torch.device,
 ) -> list[AttentionGroup]:
     single = [seq for seq in ordered if seq.seqlen_q == 1]
-    groups = [_decode_group(single, block_size, dtype, device)] if single else []
+    groups, row = [], 0
+    for part in _parts(single):
+        groups.append(_decode_group(part, row, block_size, dtype, device))
+        row += len(part)
     for seq, row in zip(ordered[len(single) :], first_row[len(single) :], strict=True):
         groups.append(_prefill_group(seq, row, block_size, dtype, device))
     return groups
 
 
+def _place(seq: SequenceMetadata) -> tuple[bool, int]:
+    """Single positions first, the short histories among them before the long ones."""
+    return (seq.seqlen_q > 1, seq.seqlen_k if seq.seqlen_q == 1 else 0)
+
+
+def _parts(single: Sequence[SequenceMetadata]) -> list[list[SequenceMetadata]]:
+    """Cut, in order of length, so that no group gathers more than GATHERED positions at once."""
+    parts: list[list[SequenceMetadata]] = []
+    for seq in single:
+        if parts and (len(parts[-1]) + 1) * seq.seqlen_k <= GATHERED:
+            parts[-1].append(seq)
+        else:
+            parts.append([seq])
+    return parts
+
+
 def _decode_group(
-    seqs: Sequence[SequenceMetadata], block_size: int, dtype: torch.dtype, device: torch.device
+    seqs: Sequence[SequenceMetadata],
+    row: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> AttentionGroup:
     counts = [-(-seq.seqlen_k // block_size) for seq in seqs]
     width = max(counts)
@@ -131,7 +158,7 @@ def _decode_group(
     hidden = torch.arange(width * block_size) >= lengths.unsqueeze(1)
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
     return AttentionGroup(
-        rows=slice(0, len(seqs)),
+        rows=slice(row, row + len(seqs)),
         starts=tuple(seq.start for seq in seqs),
         block_tables=torch.tensor(tables, dtype=torch.long).to(device),
         mask=mask[:, None, None].to(device),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from services.common.config import ConfigError
+from services.engine import input_metadata
 from services.engine.config import EngineConfig
 from services.engine.loader import load_model
 from services.engine.model_runner import ModelRunner
@@ -210,3 +211,22 @@ def test_a_missing_previous_round_is_a_bug_said_aloud(drive: Callable, tiny_fold
     meta = SequenceMetadata(0, 4, (0,), 0, run.table(8), sample=True)
     with pytest.raises(ValueError, match="previous round"):
         run.runner.execute_main_model(1, [meta], None)
+
+
+def test_long_histories_attend_in_groups_of_bounded_size(
+    drive: Callable, tiny_folders: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, counts = _prompts(150, 3, 60, 5, 149, 90), [6] * 6
+    run = drive(tiny_folders["tied"])
+    want = run.generate(prompts, counts)
+    monkeypatch.setattr(input_metadata, "GATHERED", 200)
+    groups = []
+    build = input_metadata._decode_group
+    monkeypatch.setattr(
+        input_metadata,
+        "_decode_group",
+        lambda seqs, *rest: groups.append([s.seqlen_k for s in seqs]) or build(seqs, *rest),
+    )
+    assert run.generate(prompts, counts) == want
+    assert max(len(group) for group in groups) > 1
+    assert all(len(group) == 1 or len(group) * max(group) <= 200 for group in groups)
