@@ -10,6 +10,7 @@ import grpc
 
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.balancer.member import Member
+from services.common.rpc import raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ async def watch_load(
                     changed()
                     delay_s = _BACKOFF_S[0]
         except grpc.RpcError as error:
+            raise_if_cancelled()
             reason = f"{error.code().name}: {error.details()}"
         except TimeoutError:
             reason = f"no report within {_FIRST_REPORT_S:g} s"

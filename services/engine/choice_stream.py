@@ -4,7 +4,7 @@ Everything it gives out is a pure function of the tokens so far; how they are gr
 depends on the reader alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from inferfleet.v1 import inference_pb2
 from services.engine.detokenizer import Detokenizer, TokenBytes
@@ -41,6 +41,7 @@ class ChoiceStream:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._known_bytes = 0
 
     @property
     def num_pending(self) -> int:
@@ -51,10 +52,19 @@ class ChoiceStream:
         """Text before the first token (the prompt, for echo)."""
         self._text.append(text)
 
-    def replay(self, token_ids: Iterable[int]) -> None:
-        """Take tokens that were already sent by another engine: they count and are not repeated."""
+    def replay(self, token_ids: Sequence[int], sent_text_bytes: int = 0) -> None:
+        """Take tokens that were already sent by another engine: they count and are not repeated.
+
+        Args:
+            sent_text_bytes: what the client has of this choice's text, in UTF-8, echo included. It
+                is more than these tokens give by themselves if the end of the text was sent too.
+        """
         for token_id in token_ids:
             self._take(token_id, hidden=False)
+        if not token_ids and not sent_text_bytes:
+            return
+        given = sum(len(piece.encode()) for piece in self._text)
+        self._known_bytes = max(0, sent_text_bytes - given)
         self._text.clear()
         self._token_ids.clear()
 
@@ -101,7 +111,7 @@ class ChoiceStream:
         piece = self._detokenizer.feed(token_id, shown=not hidden)
         armed = self.num_tokens >= self._params.min_tokens
         checked = self._stops.feed(piece, armed=armed)
-        self._text.append(checked.text)
+        self._say(checked.text)
         if checked.matched is None:
             return False
         self.finished = inference_pb2.Finished(
@@ -111,10 +121,19 @@ class ChoiceStream:
         )
         return True
 
+    def _say(self, text: str) -> None:
+        """Add to the text, without what the client already has."""
+        if self._known_bytes:
+            raw = text.encode()
+            known = min(self._known_bytes, len(raw))
+            self._known_bytes -= known
+            text = raw[known:].decode(errors="ignore")
+        self._text.append(text)
+
     def _finish(self, output: ChoiceOutput) -> None:
         # No more tokens will come: what was held back is text after all.
-        self._text.append(self._stops.flush())
-        self._text.append(self._detokenizer.flush())
+        self._say(self._stops.flush())
+        self._say(self._detokenizer.flush())
         reason = f"FINISH_REASON_{output.finish_reason}"
         self.finished = inference_pb2.Finished(choice=self.index, reason=reason)
         if output.finish_reason == "STOP_TOKEN" and output.matched_token_id is not None:

@@ -138,7 +138,7 @@ class RequestStream:
         if request.echo and not request.no_text:
             choice.begin_with(_prompt_text(self._tokens, request.prompt_token_ids))
         if index < len(request.continued):
-            choice.replay(request.continued[index])
+            choice.replay(request.continued[index], request.sent_text_bytes[index])
         if index in request.finished_choices:
             choice.finished = inference_pb2.Finished(choice=index)
         return choice

@@ -51,6 +51,8 @@ class AcceptedRequest:
     """Per choice, the tokens that another engine already generated."""
     finished_choices: tuple[int, ...] = ()
     """Choices that ended there."""
+    sent_text_bytes: tuple[int, ...] = ()
+    """Per choice, how much of its text the client has."""
     no_text: bool = False
     echo: bool = False
     stream_interval: int = 1
@@ -91,7 +93,8 @@ def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedR
         continued=continued,
         finished_choices=_finished(message.continuation, params),
         no_text=request.response.no_text,
-        echo=request.response.echo and not continued,
+        sent_text_bytes=_sent_text_bytes(message.continuation, params),
+        echo=request.response.echo,
         stream_interval=_given(request.response, "stream_interval", 1),
     )
 
@@ -222,6 +225,13 @@ def _continued(
         _refuse_unknown_id(f"{name}.token_ids", choice.token_ids, facts.vocab_size)
         by_index[choice.index] = tuple(choice.token_ids)
     return tuple(by_index.get(index, ()) for index in range(params.n))
+
+
+def _sent_text_bytes(
+    continuation: engine_pb2.Continuation, params: SamplingParams
+) -> tuple[int, ...]:
+    by_index = {choice.index: choice.sent_text_bytes for choice in continuation.choices}
+    return tuple(by_index.get(index, 0) for index in range(params.n))
 
 
 def _finished(continuation: engine_pb2.Continuation, params: SamplingParams) -> tuple[int, ...]:

@@ -95,6 +95,31 @@ def test_nothing_counts_after_the_end():
     assert list(drain(choice).token_ids) == list(b"ab")
 
 
+def test_text_that_was_flushed_before_the_engine_died_is_not_said_twice():
+    whole = stream()
+    whole.add(output(b"a\xc3", "MAX_TOKENS"))
+    sent = drain(whole)
+    assert sent.text == "a\ufffd"
+    choice = stream()
+    choice.replay(list(b"a\xc3"), len(sent.text.encode()))
+    choice.add(output(b"", "MAX_TOKENS"))
+    assert choice.take_delta() is None
+    assert choice.num_tokens == 2
+
+
+def test_a_choice_of_which_nothing_was_sent_still_begins_with_its_echo():
+    choice = stream()
+    choice.begin_with("prompt ")
+    choice.replay([], 0)
+    choice.add(output(b"a"))
+    assert drain(choice).text == "prompt a"
+    again = stream()
+    again.begin_with("prompt ")
+    again.replay(list(b"a"), len("prompt a"))
+    again.add(output(b"b"))
+    assert drain(again).text == "b"
+
+
 ids_ = st.lists(st.sampled_from([*"aéb<中".encode(), THINK, END_THINK, 256]), max_size=24)
 stops_ = st.lists(st.sampled_from(["a", "éb", "<", "<think>a", "中", "b<", "ab"]), max_size=3)
 cuts_ = st.lists(st.integers(0, 24), max_size=6)

@@ -258,9 +258,12 @@ def test_a_continued_stream_must_fit_the_context_too():
         run(request(ids=[1] * 10), continuation=carried((0, [2] * 6, False)))
 
 
-def test_echo_is_not_repeated_in_a_continuation():
-    accepted = run(response(echo=True), continuation=carried((0, [5], False)))
-    assert not accepted.echo
+def test_a_continuation_says_how_much_text_was_sent():
+    continuation = carried((0, [5], False))
+    continuation.choices[0].sent_text_bytes = 9
+    accepted = run(response(echo=True), continuation=continuation)
+    assert accepted.echo
+    assert accepted.sent_text_bytes == (9,)
 
 
 def test_prompt_logprobs_that_would_not_fit_one_message():
