@@ -62,6 +62,9 @@ class Store:
         self._client: Any = aioredis.Redis(connection_pool=_pool(settings))
         self._available = False
         self._looked = False
+        # After a match timed out nobody waits for another until a probe is answered. Writes go on:
+        # they can wait longer, and each one dropped costs a snapshot.
+        self._slow = False
         self._unsuitable: str | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -102,6 +105,8 @@ class Store:
     async def match(self, hashes: bytes, needs_state: bool, timeout_s: float) -> list[Any]:
         """Flat list of b"<epoch> <engine id>" and matched blocks."""
         arguments = (hashes, int(needs_state), self.entry_prefix)
+        if self._slow:
+            raise StoreAwayError("Redis was too slow for a match and has not answered since")
         script = self._scripts["match"]
         reply: list[Any] = await self._bounded(script([self.live_key], arguments), timeout_s)
         return reply
@@ -144,7 +149,11 @@ class Store:
             # It is there and says no (full, read-only, not allowed): the next call may succeed.
             raise StoreAwayError(f"Redis refused: {error}") from error
         except _PASS_ON as error:
-            self._lost(error)
+            if isinstance(error, TimeoutError) and timeout_s < _PROBE_TIMEOUT_S:
+                self._slow = True
+                self._wake.set()
+            else:
+                self._lost(error)
             raise StoreAwayError(f"Redis is away: {_reason(error)}") from error
 
     def _lost(self, error: Exception) -> None:
@@ -156,7 +165,7 @@ class Store:
     async def _keep_probing(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PROBE_S[self._available]):
+                async with asyncio.timeout(_PROBE_S[self._available and not self._slow]):
                     await self._wake.wait()
             self._wake.clear()
             await self._probe()
@@ -166,6 +175,7 @@ class Store:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 if self._available:
                     await self._client.execute_command("PING")
+                    self._slow = False
                     return
                 unsuitable = await self._examine()
         except _PASS_ON as error:
@@ -176,7 +186,7 @@ class Store:
         elif not unsuitable:
             log.info("Redis answers")
         self._unsuitable, self._looked = unsuitable, True
-        self._available = unsuitable is None
+        self._available, self._slow = unsuitable is None, False
 
     async def _examine(self) -> str | None:
         """What makes this server unfit, or None."""

@@ -60,6 +60,30 @@ async def test_nobody_there_is_an_answer_at_once(open_store):
     assert not store.available
 
 
+async def test_a_slow_match_stops_matches_and_not_writes(open_store, start_redis, blocks):
+    server = start_redis()
+    store = await open_store(server.url)
+    index = PrefixIndex(store, entry_ttl_s=60, max_entries=10)
+    await index.apply(blocks.batch(1, blocks.stored(1)))
+    server.pause()
+    with pytest.raises(StoreAwayError):
+        await store.match(blocks(1), False, 0.02)
+    began = time.monotonic()
+    with pytest.raises(StoreAwayError, match="too slow"):
+        await store.match(blocks(1), False, 5.0)
+    assert time.monotonic() - began < 0.5
+    assert store.available
+    server.resume()
+    applied = await index.apply(blocks.batch(2, blocks.stored(2)))
+    assert applied.status is Status.APPLIED
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(StoreAwayError):
+                assert len(await index.match(blocks(1, 2), False, 1.0)) == 1
+                break
+            await asyncio.sleep(0.02)
+
+
 async def test_an_acl_user_with_only_what_is_needed(
     open_store, start_redis, blocks, matched, tmp_path
 ):
