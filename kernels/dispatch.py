@@ -70,6 +70,12 @@ class Kernels:
     noise, which is a draw from softmax(scores). Noise is a hash of key and token id."""
     pack: Callable[[Tensor], Linear]
     """A weight [out, in] made ready once."""
+    route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
+    """(scores [T, E], k, renormalise) -> weights [T, k] float32, experts [T, k] int64: the k
+    likeliest of softmax(scores), best first; renormalised weights add up to 1."""
+    combine: Callable[[Tensor, Tensor], Tensor]
+    """(outputs [T, k, N], weights [T, k] float32) -> [T, N]: the weighted sum, in float32 and in
+    the order of the columns."""
 
 
 SETS: Mapping[str, str] = {

@@ -6,6 +6,7 @@ Written for CPUs; the same calls serve a GPU until kernels of its own are chosen
 from kernels.cpu.attention import attention, kv_write
 from kernels.cpu.layers import rms_norm, rope, silu_mul
 from kernels.cpu.linear import pack_linear
+from kernels.cpu.moe import combine, route
 from kernels.cpu.sample import sample
 from kernels.dispatch import Kernels
 
@@ -18,4 +19,6 @@ KERNELS = Kernels(
     silu_mul=silu_mul,
     sample=sample,
     pack=pack_linear,
+    route=route,
+    combine=combine,
 )

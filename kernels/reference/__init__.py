@@ -3,6 +3,7 @@
 from kernels.dispatch import Kernels
 from kernels.reference.attention import attention, kv_write
 from kernels.reference.layers import PlainLinear, rms_norm, rope, silu_mul
+from kernels.reference.moe import combine, route
 from kernels.reference.sample import sample
 
 KERNELS = Kernels(
@@ -14,4 +15,6 @@ KERNELS = Kernels(
     silu_mul=silu_mul,
     sample=sample,
     pack=PlainLinear,
+    route=route,
+    combine=combine,
 )

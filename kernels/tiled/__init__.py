@@ -6,6 +6,7 @@ positions in order, whatever was batched, chunked or cached. Float32 on a CPU on
 """
 
 from kernels.cpu.attention import kv_write
+from kernels.cpu.moe import combine, route
 from kernels.cpu.sample import sample
 from kernels.dispatch import Kernels
 from kernels.reference.layers import rope
@@ -21,4 +22,6 @@ KERNELS = Kernels(
     silu_mul=silu_mul,
     sample=sample,
     pack=TiledLinear,
+    route=route,
+    combine=combine,
 )

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from services.common.text.assets import TextAssets
-from services.engine.models.config import ModelConfig, ModelFileError, RopeScaling
+from services.engine.models.config import ModelConfig, ModelFileError, MoeConfig, RopeScaling
 
+ARCHITECTURES = ("llama", "qwen3", "qwen3_moe")
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -27,13 +28,15 @@ def folder_config(folder: Path) -> ModelConfig:
     """Shape of the model in a folder.
 
     Raises:
-        ModelFileError: not a Llama model, or one with a part that is not served.
+        ModelFileError: an architecture, or a part of one, that is not served.
     """
     raw = read_json(folder / "config.json")
-    if raw.get("model_type") != "llama":
-        found = raw.get("model_type")
-        raise ModelFileError(f"{folder}: model_type {found!r} is not supported, only 'llama'")
-    for key in ("attention_bias", "mlp_bias"):
+    if raw.get("model_type") not in ARCHITECTURES:
+        raise ModelFileError(
+            f"{folder}: model_type {raw.get('model_type')!r} is not supported, only "
+            f"{', '.join(repr(name) for name in ARCHITECTURES)}"
+        )
+    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if raw.get(key):
             raise ModelFileError(f"{folder}: {key} is not supported")
     if raw.get("hidden_act", "silu") != "silu":
@@ -49,7 +52,7 @@ def _config(raw: Mapping[str, Any], folder: Path) -> ModelConfig:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = raw.get("rope_theta", rope.get("rope_theta", 10000.0))
     return ModelConfig(
-        architecture="llama",
+        architecture=raw["model_type"],
         vocab_size=raw["vocab_size"],
         hidden_size=hidden,
         num_layers=raw["num_hidden_layers"],
@@ -62,6 +65,27 @@ def _config(raw: Mapping[str, Any], folder: Path) -> ModelConfig:
         max_position=raw.get("max_position_embeddings", 2048),
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         rope_scaling=_scaling(rope, folder),
+        moe=_moe(raw) if raw["model_type"].endswith("_moe") else None,
+    )
+
+
+def _moe(raw: Mapping[str, Any]) -> MoeConfig:
+    """A layer has experts if its number (from 1) is a multiple of `decoder_sparse_step` and it is
+    not listed as dense."""
+    dense = raw.get("mlp_only_layers") or ()
+    step = raw.get("decoder_sparse_step", 1)
+    # transformers 5 writes the count under the name that most architectures use.
+    count = raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"]
+    return MoeConfig(
+        num_experts=count,
+        top_k=raw["num_experts_per_tok"],
+        intermediate_size=raw["moe_intermediate_size"],
+        norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
+        layers=tuple(
+            index
+            for index in range(raw["num_hidden_layers"])
+            if index not in dense and (index + 1) % step == 0
+        ),
     )
 
 

@@ -18,8 +18,29 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Experts of a model: the same number and size in every layer that has any."""
+
+    num_experts: int
+    top_k: int
+    """Experts that each row is sent to."""
+    intermediate_size: int
+    """Of one expert."""
+    norm_topk_prob: bool
+    """The chosen experts' weights are scaled to a sum of 1."""
+    layers: tuple[int, ...]
+    """Indices of the layers with experts, ascending; the others are dense."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ModelFileError(f"{self.top_k} of {self.num_experts} experts cannot be chosen")
+        if not self.layers:
+            raise ModelFileError("no layer has experts: model_type should be a dense one")
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A dense decoder of the Llama family. Sizes are counts of elements."""
+    """A decoder of the Llama family. Sizes are counts of elements."""
 
     architecture: str
     vocab_size: int
@@ -34,6 +55,7 @@ class ModelConfig:
     max_position: int
     tie_embeddings: bool
     rope_scaling: RopeScaling | None = None
+    moe: MoeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

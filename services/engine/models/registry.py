@@ -1,0 +1,14 @@
+"""Which class serves which architecture."""
+
+from collections.abc import Mapping
+
+from services.engine.models.decoder import Decoder
+from services.engine.models.llama import LlamaModel
+from services.engine.models.qwen3 import Qwen3Model
+from services.engine.models.qwen3_moe import Qwen3MoeModel
+
+MODELS: Mapping[str, type[Decoder]] = {
+    "llama": LlamaModel,
+    "qwen3": Qwen3Model,
+    "qwen3_moe": Qwen3MoeModel,
+}
