@@ -7,6 +7,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
+from inferfleet.cli.demo import missing_from
 from inferfleet.cli.supervisor.otlp_receiver import OtlpReceiver
 from inferfleet.cli.supervisor.trace_json import trace_json
 from inferfleet.cli.supervisor.trace_store import REQUEST_ID, Span, TraceStore
@@ -115,6 +116,16 @@ def test_the_chart_places_each_bar_on_the_time_line():
     assert enqueue.startswith(" #")
     assert enqueue.count("#") == 1
     assert lines[4].endswith("2.0 ms")
+
+
+def test_a_trace_is_whole_when_every_span_hangs_on_the_gateway():
+    spans = trace_json(request_spans())["spans"]
+    assert missing_from(spans) == "submit"
+    spans += [{**spans[-1], "name": verb} for verb in ("submit", "collect", "release")]
+    assert missing_from(spans) == ""
+    without_route = [span for span in spans if span["name"] != "route"]
+    assert missing_from(without_route) == "span that joins the services"
+    assert missing_from([]) == "enqueue"
 
 
 def test_verbs_add_up_over_attempts_and_keep_their_order():

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from inferfleet.cli.demo import missing_from
 from inferfleet.cli.errors import CliError
 from inferfleet.cli.supervisor.control import ask
 from inferfleet.cli.supervisor.engine_list import TOKEN_KEY
@@ -152,9 +153,7 @@ class FleetUnderTest:
         def complete() -> dict[str, Any] | None:
             with contextlib.suppress(CliError):
                 trace = self.trace(request_id)
-                names = {span["name"] for span in trace["spans"]}
-                root = trace["spans"][0]
-                if {"release", "route"} <= names and root["service"] == "gateway":
+                if not missing_from(trace["spans"]):
                     return trace
             return None
 
