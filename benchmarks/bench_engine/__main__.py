@@ -8,6 +8,7 @@ the best of several rounds, ours and the peer's in turn, so that a busy neighbou
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -79,6 +80,7 @@ def report(options: argparse.Namespace, figures: Sequence[Figure]) -> dict:
         "cpu": platform.processor() or platform.machine(),
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
         "unit": "tokens/s, best round",
         "figures": [asdict(figure) for figure in figures],
     }
