@@ -47,6 +47,10 @@ class Registration:
 
     async def refresh(self) -> None:
         """The value has changed: write it soon. Returns at once."""
+        self.refresh_soon()
+
+    def refresh_soon(self) -> None:
+        """The same, for callers that are no coroutines."""
         self._changed.set()
 
     async def wait_registered(self) -> None:

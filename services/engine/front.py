@@ -47,6 +47,7 @@ class Front:
         *,
         max_open: int,
         buffer_tokens: int,
+        on_report: Callable[[RoundReport], None] | None = None,
     ) -> None:
         self.facts = facts
         self.tokens = tokens
@@ -57,6 +58,7 @@ class Front:
         self._events = events
         self._max_open = max_open + _SLACK_REQUESTS
         self._buffer_tokens = buffer_tokens
+        self._on_report = on_report
         self._keys = count(1)
         self._by_key: dict[str, RequestStream] = {}
         self._by_id: dict[tuple[str, str], RequestStream] = {}
@@ -212,6 +214,8 @@ class Front:
             if mark.verb == "release":
                 self._released(mark.request_key)
         self._events.add(report)
+        if self._on_report is not None:
+            self._on_report(report)
         self.metrics.round(report)
         await self.board.update(
             report.load, num_open=len(self._by_key), placement_version=report.placement_version

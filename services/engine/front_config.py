@@ -6,6 +6,8 @@ from services.common.config import setting
 from services.common.service_config import ServiceConfig
 from services.engine.config import EngineConfig
 
+PLACEMENT_POLICIES = ("global", "hierarchical")
+
 
 @dataclass(frozen=True)
 class FrontConfig(EngineConfig, ServiceConfig):
@@ -29,6 +31,31 @@ class FrontConfig(EngineConfig, ServiceConfig):
         "kept for a reader that has stopped reading; then its stream ends with RESOURCE_EXHAUSTED",
         unit="tokens",
         low=1,
+    )
+    placement_interval_s: float = setting(
+        0.0,
+        "how often a leader among the engines of a model looks whether another placement of its "
+        "experts balances better, and writes it to etcd; 0 is never",
+        unit="seconds",
+        low=0,
+    )
+    placement_policy: str = setting(
+        "global",
+        "how experts are placed: hierarchical keeps an expert group on one node, global ignores "
+        "groups",
+        choices=PLACEMENT_POLICIES,
+    )
+    placement_min_gain: float = setting(
+        0.05,
+        "least rise of the balance (mean by largest load of a rank) that is worth moving weights",
+        low=0,
+        high=1,
+    )
+    placement_groups: int = setting(
+        1, "expert groups of the model's router, for placement_policy=hierarchical", low=1
+    )
+    placement_nodes: int = setting(
+        1, "machines that the ranks of one engine are on, for placement_policy=hierarchical", low=1
     )
     stall_s: float = setting(
         60.0,

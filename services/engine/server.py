@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 import grpc
 from grpc_health.v1 import health
@@ -18,6 +19,7 @@ from services.common.text import TextAssets, Tokenizer
 from services.common.text.byte_level import byte_assets
 from services.engine.core_client import CoreClient
 from services.engine.core_link import CoreDiedError
+from services.engine.eplb.member import member_of
 from services.engine.front import Front
 from services.engine.front_config import FrontConfig
 from services.engine.front_metrics import FrontMetrics
@@ -25,7 +27,7 @@ from services.engine.front_spans import FrontSpans
 from services.engine.kv_events import KvEventLog, KvEventPublisher, NoKvEvents
 from services.engine.load_report import LoadBoard
 from services.engine.loader import load_text_assets
-from services.engine.messages import CoreReady, SendSnapshot
+from services.engine.messages import CoreReady, RoundReport, SendSnapshot
 from services.engine.models.config import ModelFileError
 from services.engine.public_servicer import PublicServicer
 from services.engine.registration import (
@@ -153,6 +155,7 @@ class EngineServer:
             self._kv_events(),
             max_open=config.max_num_seqs + config.max_waiting,
             buffer_tokens=config.stream_buffer_tokens,
+            on_report=self._placement(ready),
         )
         self._background(front.pump(), "pump")
         run = RunCall(front, FrontSpans(self._tracing.tracer, facts, board))
@@ -215,6 +218,15 @@ class EngineServer:
         publisher.start()
         self._exit.push_async_callback(publisher.stop)
         return publisher
+
+    def _placement(self, ready: CoreReady) -> Callable[[RoundReport], None] | None:
+        member = member_of(
+            self._config, ready, self._engine_id, lambda message: self._core.send([message])
+        )
+        if member is None:
+            return None
+        self._background(member.run(), "placement")
+        return member.take
 
     @property
     def _serving(self) -> bool:
