@@ -65,3 +65,22 @@ async def test_node(gateway, engine, tmp_path):
     code, _, err = await run(node, "stream.mjs", "hi", "--model", "gpt", *flags, cwd=folder)
     assert code == 1
     assert err.startswith("NOT_FOUND")
+
+
+@pytest.mark.tools
+async def test_cpp(gateway, engine, tmp_path):
+    """Built in a copy beside the protos, so that no build folder is left in the tree."""
+    for tool in ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin"):
+        assert shutil.which(tool), f"{tool} is missing: see examples/cpp/Makefile"
+    folder = tmp_path / "examples" / "cpp"
+    shutil.copytree(EXAMPLES / "cpp", folder, ignore=shutil.ignore_patterns("build"))
+    shutil.copytree(EXAMPLES.parent / "protos", tmp_path / "protos")
+    code, out, err = await run("make", cwd=folder)
+    assert code == 0, out + err
+    code, out, err = await run(folder / "build" / "stream", gateway.address, "hi")
+    assert code == 0, err
+    assert engine.reply in out
+    assert "tokens from engine-1]" in out
+    code, _, err = await run(folder / "build" / "stream", "127.0.0.1:1", "hi")
+    assert code == 1
+    assert err.startswith("no model at 127.0.0.1:1")
