@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferfleet.cli.errors import CliError
-from inferfleet.cli.supervisor.options import Options, threads_per_engine
+from inferfleet.cli.supervisor.options import DRAIN_GRACE_S, Options, threads_per_engine
 
 if TYPE_CHECKING:
     from inferfleet.cli.supervisor.fleet import Fleet
@@ -59,6 +59,13 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
         "--http-port", type=int, default=8080, help="HTTP port; default 8080, 0: any"
     )
     parser.add_argument(
+        "--grace",
+        type=float,
+        default=DRAIN_GRACE_S,
+        metavar="S",
+        help="how long running streams may take at the end; default 10",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -85,6 +92,8 @@ def options_of(args: argparse.Namespace) -> Options:
     for flag, port in (("--port", args.port), ("--http-port", args.http_port)):
         if not 0 <= port <= 65535:
             raise CliError(f"{flag}: must be between 0 and 65535, got {port}", status=2)
+    if not 0 <= args.grace <= 3600:
+        raise CliError(f"--grace: must be between 0 and 3600, got {args.grace:g}", status=2)
     path = Path(args.model).expanduser()
     return Options(
         state_dir=args.state_dir,
@@ -93,6 +102,7 @@ def options_of(args: argparse.Namespace) -> Options:
         dtype=args.dtype,
         port=args.port,
         http_port=args.http_port,
+        grace_s=args.grace,
         settings=tuple(args.settings),
     )
 

@@ -45,7 +45,9 @@ def test_a_detached_fleet_answers_every_command_and_drains_when_told(
     tmp_path, start_command, wait_until, left_behind
 ):
     where = f"--state-dir={tmp_path}"
-    up = inferfleet("up", "--detach", "--engines=1", "--port=0", "--http-port=0", where)
+    up = inferfleet(
+        "up", "--detach", "--engines=1", "--port=0", "--http-port=0", "--grace=90", where
+    )
     assert up.returncode == 0, up.stdout + up.stderr
     assert "Running in the background" in up.stdout
     again = inferfleet("up", where)
@@ -74,12 +76,12 @@ def test_a_detached_fleet_answers_every_command_and_drains_when_told(
     assert wait_until(traced, "the trace")["trace_id"] == answer["trace_id"]
     assert "release" in inferfleet("trace", answer["request_id"], where).stdout
 
-    count = ["generate", "Count:", "--max-tokens=40", "--temperature=0", where]
+    count = ["generate", "Count:", "--max-tokens=24", "--temperature=0", where]
     stream = start_command(*count)
     wait_until(lambda: busy(tmp_path), "the stream to run")
-    assert inferfleet("down", where).stdout.strip() == "stopped"
-    assert stream.process.wait(30) == 0, stream.lines
-    assert "40 generated" in "".join(stream.lines)
+    assert inferfleet("down", "--timeout=120", where).stdout.strip() == "stopped"
+    assert stream.process.wait(60) == 0, stream.lines
+    assert "24 generated" in "".join(stream.lines)
     assert left_behind(tmp_path) == []
     assert inferfleet("status", where).returncode == 3
 

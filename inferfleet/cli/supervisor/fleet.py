@@ -14,7 +14,6 @@ from inferfleet.cli.supervisor.child import Child
 from inferfleet.cli.supervisor.control import ControlServer
 from inferfleet.cli.supervisor.engine_list import list_engines
 from inferfleet.cli.supervisor.options import (
-    DRAIN_GRACE_S,
     Addresses,
     Options,
     Planner,
@@ -73,8 +72,9 @@ class Fleet:
 
     async def stop(self) -> None:
         """Drain and end everything, the gateway first; idempotent, also after a failed start."""
+        grace_s = self.options.grace_s + STOP_MARGIN_S
         for group in _stop_order(self._children):
-            await asyncio.gather(*(child.stop(DRAIN_GRACE_S + STOP_MARGIN_S) for child in group))
+            await asyncio.gather(*(child.stop(grace_s) for child in group))
         for store in self._stores:
             await store.stop()
         self._children, self._stores = [], []

@@ -22,6 +22,8 @@ class Options:
     dtype: str = "float32"
     port: int = 50051
     http_port: int = 8080
+    grace_s: float = DRAIN_GRACE_S
+    """How long running streams may take once the fleet is told to stop."""
     settings: tuple[tuple[str, str, str], ...] = ()
     """(service, key, value): further keys for one service, over everything chosen here."""
 
@@ -91,7 +93,7 @@ def plan(
     common = {
         "fleet-token-file": str(token_file),
         "otlp-endpoint": f"http://{at.otlp}",
-        "drain-grace-s": f"{DRAIN_GRACE_S:g}",
+        "drain-grace-s": f"{options.grace_s:g}",
     }
     return [
         _service(name, {**common, "ready-file": str(ready_file[name]), **own}, options.settings)
