@@ -37,7 +37,7 @@ verify: dev ## The long runs: soak, faults, many random histories
 	@$(BIN)/python -m pytest -m verify --timeout 1800 $(ARGS)
 
 gpu: dev ## Tests and kernels on a CUDA device
-	@$(BIN)/python -m pytest -m gpu --timeout 600 $(ARGS)
+	@$(BIN)/python -m pytest tests/device -m gpu --timeout 600 $(ARGS)
 
 bench: dev ## The engine beside transformers; see benchmarks/README.md (ARGS="--batch 8")
 	@$(BIN)/python -m benchmarks.bench_engine $(ARGS)

@@ -44,6 +44,8 @@ class AttentionGroup:
     """What to add to the scores, broadcast over heads; None if nothing is hidden, or `causal`."""
     causal: bool
     """The rows are all there is to attend to: start is 0."""
+    lengths: Tensor | None = None
+    """[sequences] int32: positions that each sequence's last row attends to; of decodes only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ SETS: Mapping[str, str] = {
     "reference": "kernels.reference",
     "torch": "kernels.cpu",
     "torch-tiled": "kernels.tiled",
+    "triton": "kernels.gpu.kernel_set",
 }
 
 
@@ -104,6 +107,8 @@ def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) 
             f"deterministic=true: there are kernels for device=cpu and dtype=float32 only, "
             f"not for {device} and {dtype}"
         )
+    if device == "cuda":
+        return "triton"
     return "torch-tiled" if deterministic else "torch"
 
 

@@ -23,16 +23,19 @@ def rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See kernels.dispatch.Kernels.rms_norm; x [rows, size], its last axis contiguous."""
-    if x.dim() != 2 or x.stride(1) != 1 or weight.shape != x.shape[1:]:
+    """See kernels.dispatch.Kernels.rms_norm; the norm is over x's last axis."""
+    if weight.shape != x.shape[-1:]:
         raise ValueError(
             f"rms_norm: x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit"
         )
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    rows, size = x.shape
-    if rows:
+    size = x.shape[-1]
+    flat = x.reshape(-1, size)
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
+    out = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
+    if len(flat):
         tile = triton.next_power_of_2(size)
-        rms_norm_kernel[(rows,)](
-            x, weight, out, eps, x.stride(0), out.stride(0), SIZE=size, TILE=tile, num_warps=4
+        rms_norm_kernel[(len(flat),)](
+            flat, weight, out, eps, flat.stride(0), size, SIZE=size, TILE=tile, num_warps=4
         )
-    return out
+    return out.view(x.shape)

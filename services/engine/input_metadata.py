@@ -117,7 +117,8 @@ def _groups(
 ) -> list[AttentionGroup]:
     single = [seq for seq in ordered if seq.seqlen_q == 1]
     groups, row = [], 0
-    for part in _parts(single):
+    # Only the gathering sets of kernels need a bound; on a GPU all decodes attend in one call.
+    for part in _parts(single) if device.type == "cpu" else [single] if single else []:
         groups.append(_decode_group(part, row, block_size, dtype, device))
         row += len(part)
     for seq, row in zip(ordered[len(single) :], first_row[len(single) :], strict=True):
@@ -163,6 +164,7 @@ def _decode_group(
         block_tables=torch.tensor(tables, dtype=torch.long).to(device),
         mask=mask[:, None, None].to(device),
         causal=False,
+        lengths=lengths.int().to(device),
     )
 
 

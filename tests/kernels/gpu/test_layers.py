@@ -28,6 +28,11 @@ def test_rms_norm(rows, size, dtype):
     close(rms_norm(x, weight, 1e-5), ORACLE.rms_norm(x, weight, 1e-5))
 
 
+def test_rms_norm_of_heads_in_a_slice():
+    x, weight = torch.randn(3, 9, 16)[:, 2:6], torch.randn(16)
+    close(rms_norm(x, weight, 1e-5), ORACLE.rms_norm(x, weight, 1e-5))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "heads", "dim"), [(4, 12, 64), (1, 3, 6), (0, 3, 8)])
 def test_rope_turns_a_slice_in_place(rows, heads, dim, dtype):

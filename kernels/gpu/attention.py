@@ -1,0 +1,17 @@
+"""Attention of one group: paged decode in Triton, prefill through torch."""
+
+from torch import Tensor
+
+from kernels import cpu
+from kernels.dispatch import AttentionGroup
+from kernels.gpu.paged_attention import paged_decode_attention
+
+
+def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
+    """See kernels.dispatch.Kernels.attention."""
+    if q.shape[0] != len(group.starts) or group.lengths is None:
+        return cpu.KERNELS.attention(q, kv, cache, group)
+    longest = max(group.starts) + 1
+    return paged_decode_attention(
+        q.contiguous(), cache, group.block_tables, group.lengths, max_length=longest
+    )

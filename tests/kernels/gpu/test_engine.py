@@ -1,0 +1,47 @@
+"""The engine's CUDA path, run by the interpreter: scheduler, runner and every kernel together."""
+
+import pytest
+
+from kernels import dispatch
+from services.engine.llm import LLM
+from services.engine.loader.tiny_model import write_tiny_model
+from services.engine.sampling_params import SamplingParams
+
+PROMPTS = [[5, 6, 7], list(range(40, 75)), [200]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def tokens(folder, params) -> list[list[int]]:
+    with LLM(str(folder), device="cpu", block_size=8, num_blocks=64, threads=1) as llm:
+        return [list(out.token_ids) for out in llm.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=6, ignore_eos=True),
+        SamplingParams(temperature=0.8, seed=11, max_tokens=6, ignore_eos=True),
+    ],
+    ids=["greedy", "seeded"],
+)
+def test_triton_kernels_give_the_tokens_of_torchs(folder, params, monkeypatch):
+    expected = tokens(folder, params)
+    loaded = []
+    real = dispatch.load
+
+    def load(name):
+        loaded.append(real("triton"))
+        return loaded[-1]
+
+    monkeypatch.setattr(dispatch, "load", load)
+    assert tokens(folder, params) == expected
+    assert [kernels.name for kernels in loaded] == ["triton"]
+
+
+def test_a_cuda_device_gets_them():
+    assert dispatch.choose("cuda", dtype="bfloat16") == "triton"
+    assert dispatch.choose("cpu") == "torch"
