@@ -16,7 +16,9 @@ class EngineConfig:
     served_name: str = setting("", "name that requests use; default: derived from the model")
     dtype: str = setting("float32", "number format of weights and products", choices=DTYPES)
     device: str = setting("auto", "where to run", choices=("auto", "cpu", "cuda"))
-    threads: int = setting(0, "threads of one product; 0 is all cores", low=0, high=1024)
+    threads: int = setting(
+        0, "threads of one product; 0 is all cores, shared by expert ranks", low=0, high=1024
+    )
     deterministic: bool = setting(
         False, "equal tokens whatever the batch, chunking, cache or engine, at some cost"
     )

@@ -7,7 +7,6 @@ device cannot start n+1 before. Sampling n and the host's work on n+1 still over
 """
 
 import argparse
-import ctypes
 import gc
 import logging
 import os
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from services.common import telemetry
 from services.common.config import ConfigError
 from services.common.errors import FleetError
+from services.engine.child_process import die_with_parent
 from services.engine.config import EngineConfig
 from services.engine.core_link import CoreEnd, LinkClosedError
 from services.engine.engine_factory import build_engine
@@ -26,22 +26,26 @@ from services.engine.llm_engine import LLMEngine, StepResult
 from services.engine.messages import (
     AbortRequest,
     AddRequest,
+    ApplyPlacement,
     CoreFailed,
     CoreReady,
+    PlacementRejection,
     RoundReport,
     SendSnapshot,
     Shutdown,
     StartCore,
+    StoredBlocks,
     ToCore,
 )
 from services.engine.models.config import ModelFileError
-from services.engine.runner import Runner
+from services.engine.runner import ExpertPlacement, Runner
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _FORWARD_POLL_S = 1.0
 _STUCK_POLL_S = 0.02
+_CHECK_POLL_S = 1.0
+"""An idle core looks so often whether its expert ranks live; in a round it sees it at once."""
 
 
 def run_core(
@@ -76,19 +80,23 @@ class _Loop:
         self._shutdown = False
         self._snapshot_wanted = False
         self._stuck = False
+        self._version = engine.experts.version
+        experts = engine.info.experts
+        self._idle_s = _CHECK_POLL_S if experts and experts.num_ranks > 1 else None
 
     def run(self) -> None:
         """Until Shutdown."""
         while not self._shutdown:
             for message in self._link.poll(self._patience_s()):
                 self._take(message)
+            self._place()
             due = self._snapshot_wanted or self._engine.has_unfinished_requests()
             if due and self._engine.worker.forward_done:
                 self._round()
 
     def _patience_s(self) -> float | None:
         if not self._engine.has_unfinished_requests():
-            return None
+            return self._idle_s
         if not self._engine.worker.forward_done:
             return _FORWARD_POLL_S
         return _STUCK_POLL_S if self._stuck else 0.0
@@ -102,12 +110,26 @@ class _Loop:
                     self._engine.refuse(message.request_key, error)
             case AbortRequest():
                 self._engine.abort_request(message.request_key, message.choice)
+            case ApplyPlacement(version=version, phy2log=rows, model_revision=revision):
+                table = tuple(tuple(row) for row in rows)
+                self._engine.experts.want(ExpertPlacement(version, table, revision))
             case SendSnapshot():
                 self._snapshot_wanted = True
             case Shutdown():
                 self._shutdown = True
             case StartCore():
                 log.warning("told to start twice; ignored")
+
+    def _place(self) -> None:
+        """Without rounds, placements go on by themselves and have reports of their own."""
+        engine = self._engine
+        if engine.has_unfinished_requests():
+            return
+        engine.worker.check()
+        if engine.experts.pending:
+            engine.experts.advance()
+        if engine.experts.news or engine.experts.version != self._version:
+            self._link.send([self._report(StepResult(), None)])
 
     def _round(self) -> None:
         engine = self._engine
@@ -118,18 +140,24 @@ class _Loop:
         self._snapshot_wanted = False
         if self._stuck and snapshot is None:
             return
-        self._link.send(
-            [
-                RoundReport(
-                    step=result.step,
-                    outputs=result.outputs,
-                    failures=result.failures,
-                    marks=result.marks,
-                    cache_events=engine.drain_cache_events(),
-                    snapshot=snapshot,
-                    load=engine.load(),
-                )
-            ]
+        self._link.send([self._report(result, snapshot)])
+
+    def _report(self, result: StepResult, snapshot: list[StoredBlocks] | None) -> RoundReport:
+        engine, experts = self._engine, self._engine.experts
+        rejected = experts.take_rejection()
+        loads = experts.poll_loads() if engine.info.experts else None
+        self._version = experts.version
+        return RoundReport(
+            step=result.step,
+            outputs=result.outputs,
+            failures=result.failures,
+            marks=result.marks,
+            cache_events=engine.drain_cache_events(),
+            snapshot=snapshot,
+            load=engine.load(),
+            placement_version=experts.version,
+            placement_rejected=PlacementRejection(*rejected) if rejected else None,
+            expert_loads=[list(row) for row in loads] if loads else None,
         )
 
 
@@ -148,6 +176,7 @@ def _ready(engine: LLMEngine) -> CoreReady:
         load_s=info.load_s,
         weights_bytes=info.weights_bytes,
         kv_bytes=memory.kv_bytes,
+        experts=info.experts,
     )
 
 
@@ -199,18 +228,12 @@ def _report_failure(link: CoreEnd, message: str, status: int) -> int:
     return status
 
 
-def _die_with_parent() -> None:
-    """Linux ends this process with the thread that started it; elsewhere the link's end does."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def main() -> None:
     """Serve on an inherited socket; never returns, so that no thread can hold the exit up."""
     parser = argparse.ArgumentParser(prog="python -m services.engine.core", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the front")
     args = parser.parse_args()
-    _die_with_parent()
+    die_with_parent()
     # A terminal or a supervisor signals the whole group; it is the front that drains and stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

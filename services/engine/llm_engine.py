@@ -13,6 +13,7 @@ from services.common.errors import AlreadyExistsError, FleetError, ResourceExhau
 from services.engine.acceptance import ending_after
 from services.engine.block_manager import BlockManager
 from services.engine.config import EngineConfig
+from services.engine.expert_control import ExpertControl
 from services.engine.kv_cache import CacheEngine, KVCacheManager
 from services.engine.messages import (
     AddRequest,
@@ -76,6 +77,7 @@ class LLMEngine:
             policy=config.policy,
         )
         self.worker = worker
+        self.experts = ExpertControl(worker)
         self.limits = limits
         self._max_waiting = config.max_waiting
         self._now_ns = now_ns
@@ -154,6 +156,7 @@ class LLMEngine:
     def step(self) -> StepResult:
         """One round; returns the results of the round before it, while this one's forward runs."""
         self._expire()
+        self.experts.advance()
         plan = self.scheduler.schedule()
         self._note_plan(plan)
         if not plan.batch:

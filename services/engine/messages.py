@@ -185,7 +185,7 @@ class RoundReport(msgspec.Struct, tag=True, frozen=True):
     snapshot: list[StoredBlocks] | None = None
     load: Load = Load()
     placement_version: int = 0
-    """Of the map that the round ran with; it changes in a report of its own while idle."""
+    """Of the map in use when the report was made; while idle a change has a report of its own."""
     placement_rejected: PlacementRejection | None = None
     """Told once, in the first report after the refusal."""
     expert_loads: list[list[int]] | None = None

@@ -10,12 +10,16 @@ from torch import Tensor
 from kernels import dispatch
 from services.common.config import ConfigError
 from services.engine.config import EngineConfig
+from services.engine.expert_parallel.leader import ExpertLeader, expert_shape
 from services.engine.input_metadata import InputMetadata, PromptRows, build_input
 from services.engine.loader import ModelSource, load_model
 from services.engine.memory import free_bytes, peak_bytes
-from services.engine.models.llama import LlamaModel
-from services.engine.numerics import Numerics, hardware_name
+from services.engine.models.expert_weights import ExpertWeights
+from services.engine.models.registry import MODELS
+from services.engine.numerics import TORCH_DTYPES, Numerics, hardware_name, use_threads
 from services.engine.runner import (
+    ExpertPlacement,
+    PlacementRefusedError,
     RunnerInfo,
     SampledToken,
     SamplerOutput,
@@ -26,12 +30,6 @@ from services.engine.sampler import Sampler, token_logprobs
 from services.engine.sampling_inputs import build_sampling
 from services.engine.sampling_params import SamplingParams
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.float32,
-}
 PROMPT_LOGPROB_ROWS = 64
 """Rows of a prompt whose logits exist at one time."""
 
@@ -60,26 +58,32 @@ class ModelRunner:
         """
         started = time.perf_counter()
         self._device = _device(config)
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        use_threads(config)
         source = source or load_model(config.model)
         self._config = source.config
         self._block_size = config.block_size
-        self._dtype = _DTYPES[config.dtype]
+        self._dtype = TORCH_DTYPES[config.dtype]
         kernels = _kernels(config, self._device)
+        self._caches: list[Tensor] = []
+        self._experts: ExpertLeader | None = None
         try:
-            self._model = LlamaModel(
+            self._experts = self._start_experts(config, source, kernels)
+            self._model = MODELS[source.config.architecture](
                 source.config,
                 source.weights,
                 kernels,
                 dtype=self._dtype,
                 device=self._device,
                 max_positions=_max_len(config, source),
+                experts=self._experts.run if self._experts else None,
             )
         except dispatch.UnsupportedError as error:
+            self.close()
             raise ConfigError(str(error)) from error
+        except BaseException:
+            self.close()
+            raise
         self._sampler = Sampler(kernels, one_by_one=config.deterministic)
-        self._caches: list[Tensor] = []
         self._info = self._describe(config, source, kernels.name, started)
 
     def describe(self) -> RunnerInfo:
@@ -115,6 +119,8 @@ class ModelRunner:
             torch.zeros(shape, dtype=self._dtype, device=self._device)
             for _ in range(config.num_layers)
         ]
+        if self._experts:
+            self._experts.run.loads.clear()  # of the rounds that were run to measure memory
 
     @torch.inference_mode()
     def execute_main_model(
@@ -129,7 +135,11 @@ class ModelRunner:
             self._dtype,
             self._device,
         )
+        if self._experts:
+            self._experts.begin_round()
         hidden = self._model.forward(data, self._caches)
+        if self._experts:
+            self._experts.end_round()
         logits = self._model.logits(hidden.index_select(0, data.sampled_rows))
         return Hidden(logits, self._prompt_logprobs(hidden, data))
 
@@ -165,9 +175,52 @@ class ModelRunner:
         for cache in self._caches:
             cache.index_copy_(0, targets, cache.index_select(0, sources))
 
+    @property
+    def placement_version(self) -> int:
+        """See Runner."""
+        return self._experts.placement.version if self._experts else 0
+
+    @torch.inference_mode()
+    def prepare_placement(self, placement: ExpertPlacement) -> bool:
+        """See Runner."""
+        if self._experts is None:
+            raise PlacementRefusedError("the model has no experts")
+        return self._experts.prepare(placement)
+
+    def apply_placement(self, version: int) -> None:
+        """See Runner."""
+        if self._experts is None:
+            raise PlacementRefusedError("the model has no experts")
+        self._experts.apply(version)
+
+    def expert_loads(self) -> tuple[tuple[int, ...], ...] | None:
+        """See Runner."""
+        return self._experts.run.loads.total() if self._experts else None
+
+    def check(self) -> None:
+        """See Runner."""
+        if self._experts:
+            self._experts.check()
+
     def close(self) -> None:
         """See Runner."""
         self._caches = []
+        if self._experts:
+            self._experts.close()
+
+    def _start_experts(
+        self, config: EngineConfig, source: ModelSource, kernels: dispatch.Kernels
+    ) -> ExpertLeader | None:
+        model = source.config
+        if model.moe is None:
+            if config.expert_parallel > 1 or config.redundant_experts:
+                raise ConfigError("expert_parallel, redundant_experts: the model has no experts")
+            return None
+        if config.expert_parallel > 1 and self._device.type != "cpu":
+            raise ConfigError("expert_parallel: more than one rank runs on device=cpu only")
+        shape = expert_shape(config, model.moe)
+        weights = ExpertWeights.find(model, source.weights, self._dtype, self._device)
+        return ExpertLeader(config, shape, weights, kernels, source.revision)
 
     def _prompt_logprobs(
         self, hidden: Tensor, data: InputMetadata
@@ -212,8 +265,9 @@ class ModelRunner:
             max_model_len=_max_len(config, source),
             eos_token_ids=source.eos_token_ids,
             kv_bytes_per_block=row * config.block_size * model.num_layers,
-            weights_bytes=self._model.nbytes,
+            weights_bytes=self._model.nbytes + (self._experts.nbytes if self._experts else 0),
             load_s=time.perf_counter() - started,
+            experts=self._experts.shape if self._experts else None,
         )
 
 

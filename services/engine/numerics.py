@@ -1,10 +1,30 @@
 """Identity of an engine's arithmetic: equal ids promise equal bits for equal calls."""
 
 import hashlib
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+
+from services.engine.config import EngineConfig
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,
+}
+"""Of activations, keys and values, by the setting `dtype`."""
+
+
+def use_threads(config: EngineConfig) -> None:
+    """Let this process's products take their share of the machine, the same on every rank."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    elif config.expert_parallel > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.expert_parallel))
 
 
 @dataclass(frozen=True, slots=True)

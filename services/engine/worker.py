@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from services.engine.acceptance import sampling_row
-from services.engine.runner import Runner, RunnerInfo, SamplerOutput, SamplingRow
+from services.engine.runner import (
+    ExpertPlacement,
+    Runner,
+    RunnerInfo,
+    SamplerOutput,
+    SamplingRow,
+)
 from services.engine.scheduler_outputs import SchedulerOutputs
 
 T = TypeVar("T")
+R = TypeVar("R")
 PostProcess = Callable[[SchedulerOutputs, SamplerOutput, float], T]
 """Takes a round's plan, its tokens and the seconds that the device spent on it."""
 
@@ -58,6 +65,29 @@ class Worker:
     def allocate(self, num_blocks: int) -> None:
         """See Runner."""
         self._stream.submit(self._runner.allocate, num_blocks).result()
+
+    def prepare_placement(self, placement: ExpertPlacement) -> "Future[bool]":
+        """See Runner; runs after what was handed over before."""
+        return self._submit(lambda: self._runner.prepare_placement(placement))
+
+    def apply_placement(self, version: int) -> "Future[None]":
+        """See Runner; rounds handed over later use the new map."""
+        return self._submit(lambda: self._runner.apply_placement(version))
+
+    def expert_loads(self) -> "Future[tuple[tuple[int, ...], ...] | None]":
+        """See Runner."""
+        return self._submit(self._runner.expert_loads)
+
+    def check(self) -> None:
+        """See Runner; on the caller's thread, whatever the stream does."""
+        self._runner.check()
+
+    def _submit(self, call: Callable[[], R]) -> "Future[R]":
+        """Between rounds; its end counts as an end of a forward: the loop has something to do."""
+        future = self._stream.submit(call)
+        if self._on_forward_end is not None:
+            future.add_done_callback(self._on_forward_end)
+        return future
 
     @property
     def in_flight(self) -> bool:

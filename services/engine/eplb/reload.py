@@ -1,6 +1,6 @@
 """What a placement must satisfy before any of it is loaded, and what changes from one to the next.
 
-Pure functions over maps; who holds the weights is the expert bank's business.
+Pure functions over maps; who holds the weights is expert_parallel/bank.py's business.
 """
 
 from collections import Counter
@@ -47,3 +47,30 @@ def _check_layer(layer: int, row: tuple[int, ...], shape: ExpertShape) -> None:
     for expert in range(shape.num_experts):
         if not present[expert]:
             raise PlacementRefusedError(f"layer {layer}: expert {expert} has no slot")
+
+
+def first_placement(shape: ExpertShape, model_revision: str) -> ExpertPlacement:
+    """Version 0: each expert in the slot of its id, redundant slots filled from expert 0 on."""
+    row = tuple(slot % shape.num_experts for slot in range(shape.num_slots))
+    return ExpertPlacement(0, (row,) * shape.num_layers, model_revision)
+
+
+def rank_experts(
+    placement: ExpertPlacement, shape: ExpertShape, rank: int
+) -> tuple[tuple[int, ...], ...]:
+    """[layers][local slots] the logical experts in a rank's slots."""
+    each = shape.num_slots // shape.num_ranks
+    own = slice(rank * each, (rank + 1) * each)
+    return tuple(row[own] for row in placement.phy2log)
+
+
+def missing_experts(
+    old: ExpertPlacement, new: ExpertPlacement, shape: ExpertShape, rank: int
+) -> tuple[tuple[int, int], ...]:
+    """(layer, expert) that a rank holds under the new map and not under the old, in order."""
+    layers = zip(rank_experts(old, shape, rank), rank_experts(new, shape, rank), strict=True)
+    return tuple(
+        (layer, expert)
+        for layer, (held, wanted) in enumerate(layers)
+        for expert in sorted(set(wanted) - set(held))
+    )

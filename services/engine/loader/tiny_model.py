@@ -1,4 +1,4 @@
-"""Writes a tiny random Llama as a Hugging Face folder: for tests and trials without a download.
+"""Writes a tiny random model as a Hugging Face folder: for tests and trials without a download.
 
 Weights come from an integer hash, so that every machine and version writes equal bytes.
 """
@@ -15,12 +15,20 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 _SPECIAL = ("<s>", "</s>", "<eot>")
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+KINDS = tuple(_CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
     """What to vary; the rest is fixed."""
 
+    kind: str = "llama"
+    """One of KINDS."""
     seed: int = 0
     num_layers: int = 2
     hidden_size: int = 48
@@ -30,11 +38,25 @@ class TinyShape:
     max_position: int = 512
     tie_embeddings: bool = True
     llama3_rope: bool = False
+    num_experts: int = 8
+    """This and what follows: qwen3_moe only."""
+    top_k: int = 2
+    expert_size: int = 32
+    norm_topk_prob: bool = True
+    dense_layers: tuple[int, ...] = ()
 
 
 def write_tiny_model(folder: Path, shape: TinyShape | None = None) -> Path:
-    """Write config.json, model.safetensors, tokenizer.json and generation_config.json."""
+    """Write config.json, model.safetensors, tokenizer.json and generation_config.json.
+
+    Raises:
+        ValueError: sizes that do not fit one another, or an unknown kind.
+    """
     shape = shape or TinyShape()
+    if shape.kind not in _CLASSES:
+        raise ValueError(f"kind {shape.kind!r} is none of {', '.join(KINDS)}")
+    if shape.hidden_size % (2 * shape.num_heads) or shape.num_heads % shape.num_kv_heads:
+        raise ValueError("hidden_size must be an even multiple of heads, heads one of kv heads")
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _byte_tokenizer()
     vocab_size = tokenizer.get_vocab_size()
@@ -60,8 +82,8 @@ def write_tiny_model(folder: Path, shape: TinyShape | None = None) -> Path:
 
 def _config(shape: TinyShape, vocab_size: int) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [_CLASSES[shape.kind]],
+        "model_type": shape.kind,
         "vocab_size": vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -76,6 +98,17 @@ def _config(shape: TinyShape, vocab_size: int) -> dict[str, Any]:
         "bos_token_id": vocab_size - 3,
         "eos_token_id": vocab_size - 2,
     }
+    if shape.kind != "llama":
+        config["head_dim"] = shape.hidden_size // shape.num_heads
+    if shape.kind == "qwen3_moe":
+        config |= {
+            "num_experts": shape.num_experts,
+            "num_experts_per_tok": shape.top_k,
+            "moe_intermediate_size": shape.expert_size,
+            "norm_topk_prob": shape.norm_topk_prob,
+            "mlp_only_layers": list(shape.dense_layers),
+            "decoder_sparse_step": 1,
+        }
     if shape.llama3_rope:
         config["rope_scaling"] = {
             "rope_type": "llama3",
@@ -88,7 +121,18 @@ def _config(shape: TinyShape, vocab_size: int) -> dict[str, Any]:
 
 
 def _weights(shape: TinyShape, vocab_size: int) -> dict[str, NDArray[np.float32]]:
-    hidden, middle = shape.hidden_size, shape.intermediate_size
+    weights = {}
+    first = shape.seed * 1000
+    for order, (name, size) in enumerate(_matrices(shape, vocab_size).items()):
+        spread = 2.0 if "embed" in name or "head" in name else 3.0 / size[1] ** 0.5
+        weights[name] = spread * _uniform(size, first + order)
+    for order, (name, length) in enumerate(_norms(shape).items()):
+        weights[name] = 1 + _uniform((length,), first + 500 + order) / 4
+    return {name: np.asarray(value, dtype=np.float32) for name, value in weights.items()}
+
+
+def _matrices(shape: TinyShape, vocab_size: int) -> dict[str, tuple[int, int]]:
+    hidden = shape.hidden_size
     keys = hidden // shape.num_heads * shape.num_kv_heads
     sizes = {"model.embed_tokens.weight": (vocab_size, hidden)}
     if not shape.tie_embeddings:
@@ -100,22 +144,33 @@ def _weights(shape: TinyShape, vocab_size: int) -> dict[str, NDArray[np.float32]
             f"{at}.self_attn.k_proj.weight": (keys, hidden),
             f"{at}.self_attn.v_proj.weight": (keys, hidden),
             f"{at}.self_attn.o_proj.weight": (hidden, hidden),
-            f"{at}.mlp.gate_proj.weight": (middle, hidden),
-            f"{at}.mlp.up_proj.weight": (middle, hidden),
-            f"{at}.mlp.down_proj.weight": (hidden, middle),
         }
-    weights = {}
-    for order, (name, size) in enumerate(sizes.items()):
-        spread = 2.0 if "embed" in name or "head" in name else 3.0 / size[1] ** 0.5
-        weights[name] = spread * _uniform(size, shape.seed * 1000 + order)
-    norms = [
-        f"model.layers.{index}.{norm}"
-        for index in range(shape.num_layers)
-        for norm in ("input_layernorm.weight", "post_attention_layernorm.weight")
-    ]
-    for order, name in enumerate([*norms, "model.norm.weight"]):
-        weights[name] = 1 + _uniform((hidden,), shape.seed * 1000 + 500 + order) / 4
-    return {name: np.asarray(value, dtype=np.float32) for name, value in weights.items()}
+        if shape.kind == "qwen3_moe" and index not in shape.dense_layers:
+            sizes[f"{at}.mlp.gate.weight"] = (shape.num_experts, hidden)
+            for expert in range(shape.num_experts):
+                sizes |= _mlp(f"{at}.mlp.experts.{expert}", hidden, shape.expert_size)
+        else:
+            sizes |= _mlp(f"{at}.mlp", hidden, shape.intermediate_size)
+    return sizes
+
+
+def _mlp(at: str, hidden: int, middle: int) -> dict[str, tuple[int, int]]:
+    return {
+        f"{at}.gate_proj.weight": (middle, hidden),
+        f"{at}.up_proj.weight": (middle, hidden),
+        f"{at}.down_proj.weight": (hidden, middle),
+    }
+
+
+def _norms(shape: TinyShape) -> dict[str, int]:
+    layers = [f"model.layers.{index}" for index in range(shape.num_layers)]
+    parts = ("input_layernorm", "post_attention_layernorm")
+    sizes = {f"{at}.{part}.weight": shape.hidden_size for at in layers for part in parts}
+    sizes["model.norm.weight"] = shape.hidden_size
+    if shape.kind != "llama":
+        head = shape.hidden_size // shape.num_heads
+        sizes |= {f"{at}.self_attn.{p}_norm.weight": head for at in layers for p in "qk"}
+    return sizes
 
 
 def _uniform(size: tuple[int, ...], key: int) -> NDArray[np.float32]:

@@ -29,6 +29,11 @@ class ExpertWeights:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def hidden_size(self) -> int:
+        """Of the rows that experts take and give."""
+        return self.tensors[0][0][0].shape[1]
+
     @classmethod
     def find(
         cls,

@@ -1,0 +1,213 @@
+"""Rank 0's side: it starts the other ranks, tells them what to do and sees when one is gone."""
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from kernels.dispatch import Kernels
+from services.common.config import ConfigError
+from services.engine.config import EngineConfig
+from services.engine.eplb.reload import check_placement, first_placement, missing_experts
+from services.engine.expert_parallel.bank import ExpertBank
+from services.engine.expert_parallel.commands import (
+    ApplyNext,
+    BeginPlacement,
+    Channel,
+    ChannelClosedError,
+    Command,
+    Join,
+    JoinFailed,
+    PrepareNext,
+    RunRound,
+)
+from services.engine.expert_parallel.experts import Experts
+from services.engine.expert_parallel.groups import GlooGroup, Group, LoneGroup
+from services.engine.models.config import ModelFileError, MoeConfig
+from services.engine.models.expert_weights import ExpertWeights
+from services.engine.runner import (
+    ExpertPlacement,
+    ExpertShape,
+    PlacementRefusedError,
+    RunnerFailedError,
+)
+
+_END_S = 3.0
+
+
+def expert_shape(config: EngineConfig, moe: MoeConfig) -> ExpertShape:
+    """Slots and ranks as configured.
+
+    Raises:
+        ConfigError: naming the key that does not fit the model.
+    """
+    slots = moe.num_experts + config.redundant_experts
+    ranks = config.expert_parallel
+    if slots % ranks:
+        raise ConfigError(
+            f"redundant_experts={config.redundant_experts}: {moe.num_experts} experts and these "
+            f"are {slots} slots, which {ranks} ranks (expert_parallel) cannot share evenly"
+        )
+    return ExpertShape(len(moe.layers), moe.num_experts, slots, ranks)
+
+
+class ExpertLeader:
+    """The experts of an engine, whatever ranks hold them. One thread calls all but `check`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        shape: ExpertShape,
+        weights: ExpertWeights,
+        kernels: Kernels,
+        model_revision: str,
+    ) -> None:
+        """Start the other ranks and load this one's experts; returns when all serve.
+
+        Raises:
+            ModelFileError: another rank cannot read the model.
+            RunnerFailedError: another rank is gone.
+        """
+        self._shape = shape
+        self._revision = model_revision
+        self._ranks: list[_Rank] = []
+        self._next: ExpertPlacement | None = None
+        self._steps_left = 0
+        placement = first_placement(shape, model_revision)
+        try:
+            with tempfile.TemporaryDirectory(prefix="inferfleet-experts-") as folder:
+                store = str(Path(folder) / "store")
+                for rank in range(1, shape.num_ranks):
+                    self._ranks.append(_Rank(Join(config, shape, placement, rank, store)))
+                bank = ExpertBank(weights, kernels, shape, 0, placement)
+                self._bytes = bank.nbytes + sum(rank.joined() for rank in self._ranks)
+                group: Group = LoneGroup()
+                if self._ranks:
+                    group = GlooGroup(store, 0, shape.num_ranks)
+                self.run = Experts(bank, shape, group, config.expert_load_window)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def shape(self) -> ExpertShape:
+        """What a placement must fit."""
+        return self._shape
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the experts on all ranks, as loaded at the start."""
+        return self._bytes
+
+    @property
+    def placement(self) -> ExpertPlacement:
+        """The map in use."""
+        return self.run.placement
+
+    def begin_round(self) -> None:
+        """Call before the first layer of a round."""
+        self._tell(RunRound())
+
+    def end_round(self) -> None:
+        """Call after the last layer of a round."""
+        self.run.end_round()
+
+    def prepare(self, placement: ExpertPlacement) -> bool:
+        """One more expert on every rank that lacks one; see Runner.prepare_placement."""
+        if placement != self._next:
+            check_placement(placement, self._shape, self._revision)
+            self._begin(placement)
+        if self._steps_left:
+            self._tell(PrepareNext())
+            self.run.bank.prepare()
+            self._steps_left -= 1
+        return self._steps_left == 0
+
+    def apply(self, version: int) -> None:
+        """See Runner.apply_placement."""
+        if self._next is None or self._next.version != version or self._steps_left:
+            raise PlacementRefusedError(f"version {version} is not prepared")
+        self._next = None
+        self._tell(ApplyNext())
+        self.run.apply()
+
+    def check(self) -> None:
+        """Raise RunnerFailedError if a rank is gone."""
+        for rank in self._ranks:
+            rank.check()
+
+    def close(self) -> None:
+        """End the other ranks; idempotent."""
+        for rank in self._ranks:
+            rank.close()
+        self._ranks = []
+
+    def _begin(self, placement: ExpertPlacement) -> None:
+        ranks = range(self._shape.num_ranks)
+        self._steps_left = max(
+            len(missing_experts(self.placement, placement, self._shape, rank)) for rank in ranks
+        )
+        self._tell(BeginPlacement(placement))
+        self.run.bank.begin(placement)
+        self._next = placement
+
+    def _tell(self, command: Command) -> None:
+        for rank in self._ranks:
+            rank.send(command)
+
+
+class _Rank:
+    """Another rank's process."""
+
+    def __init__(self, join: Join) -> None:
+        ours, theirs = socket.socketpair()
+        module = "services.engine.expert_parallel.rank_main"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._number = join.rank
+        self._channel = Channel(ours)
+        self.send(join)
+
+    def joined(self) -> int:
+        """Wait until it serves; gives the bytes of its experts."""
+        try:
+            answer = self._channel.next_answer()
+        except ChannelClosedError:
+            raise self._gone() from None
+        if isinstance(answer, JoinFailed):
+            raise ModelFileError(f"expert rank {self._number}: {answer.message}")
+        return answer.weights_bytes
+
+    def send(self, command: Command) -> None:
+        try:
+            self._channel.send(command)
+        except ChannelClosedError:
+            raise self._gone() from None
+
+    def check(self) -> None:
+        if self._process.poll() is not None:
+            raise self._gone()
+
+    def close(self) -> None:
+        self._channel.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _gone(self) -> RunnerFailedError:
+        try:
+            status = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return RunnerFailedError(f"expert rank {self._number} does not answer")
+        if status < 0:
+            name = signal.Signals(-status).name
+            return RunnerFailedError(f"expert rank {self._number} was killed by {name}")
+        return RunnerFailedError(f"expert rank {self._number} ended with status {status}")
