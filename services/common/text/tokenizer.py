@@ -76,6 +76,10 @@ class Tokenizer:
         """Whether the model's files mark the token as special (dropped from text)."""
         return token_id in self._special
 
+    def is_added(self, token_id: int) -> bool:
+        """Whether the token stands beside the learnt vocabulary: special ones and markers."""
+        return token_id in self._added
+
     @property
     def special_ids(self) -> frozenset[int]:
         """All tokens marked as special."""
