@@ -16,6 +16,7 @@ class Ending(NamedTuple):
 
 
 _MAX_TOKENS = Ending("MAX_TOKENS", SequenceStatus.FINISHED_LENGTH)
+_GRAMMAR_COMPLETE = Ending("GRAMMAR_COMPLETE", SequenceStatus.FINISHED_STOPPED)
 _CONTEXT_FULL = Ending("CONTEXT_FULL", SequenceStatus.FINISHED_LENGTH)
 _DEAD_ROW = SamplingRow(SamplingParams(temperature=0.0), seed=0, choice=0, position=0)
 
@@ -23,7 +24,8 @@ _DEAD_ROW = SamplingRow(SamplingParams(temperature=0.0), seed=0, choice=0, posit
 def ending_after(seq: Sequence) -> Ending | None:
     """How the sequence ends with its last token, if it does.
 
-    Neither an end token nor a stop token counts before `min_tokens` are out.
+    Neither an end token nor a stop token counts before `min_tokens` are out; a grammar that leaves
+    nothing to say ends the choice in any case.
     """
     params = seq.request.params
     num_output = seq.num_output
@@ -35,6 +37,8 @@ def ending_after(seq: Sequence) -> Ending | None:
             return Ending("EOS", SequenceStatus.FINISHED_STOPPED, token)
         if params.stop_token_ids and token in params.stop_token_ids:
             return Ending("STOP_TOKEN", SequenceStatus.FINISHED_STOPPED, token)
+    if seq.matcher is not None and seq.matcher.spent:
+        return _GRAMMAR_COMPLETE
     if len(seq.tokens) < seq.max_length:
         return None
     if params.max_tokens is not None and num_output >= params.max_tokens:
@@ -57,8 +61,16 @@ def sampling_row(seq: Sequence) -> SamplingRow:
         len(seq.tokens),
         request.prompt if history else (),
         tuple(seq.tokens[num_prompt:]) if history else (),
-        request.end_and_stop_ids if len(seq.tokens) - num_prompt < params.min_tokens else (),
+        _forbidden(seq),
+        None if seq.matcher is None else seq.matcher.mask,
     )
+
+
+def _forbidden(seq: Sequence) -> tuple[int, ...]:
+    request = seq.request
+    if seq.num_output >= request.params.min_tokens:
+        return request.never_ids
+    return tuple(sorted({*request.end_and_stop_ids, *request.never_ids}))
 
 
 def _needs_history(params: SamplingParams) -> bool:

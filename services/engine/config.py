@@ -46,6 +46,12 @@ class EngineConfig:
     expert_load_window: int = setting(
         100, "rounds over which tokens per expert are counted", low=1, high=100_000
     )
+    grammar_timeout_s: float = setting(
+        8.0, "longest compilation of a constraint", unit="s", low=0.1, high=600.0
+    )
+    grammar_memory_mib: int = setting(
+        1024, "memory that one such compilation may take", unit="MiB", low=64, high=1 << 20
+    )
     simulate: str = setting(
         "",
         "run arithmetic in place of a model, for tests and load simulation: comma list of "

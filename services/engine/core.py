@@ -60,7 +60,9 @@ def run_core(
         LinkClosedError: the front is gone.
         ConfigError: the configuration cannot be used.
     """
-    engine = build_engine(config, runner, on_forward_end=lambda _: link.wake())
+    engine = build_engine(
+        config, runner, on_forward_end=lambda _: link.wake(), on_grammar=link.wake
+    )
     try:
         _log_memory(engine, config)
         link.send([_ready(engine)])

@@ -2,15 +2,23 @@
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from services.common import block_hash
+from services.common.text import TextAssets
+from services.common.text.byte_level import byte_assets
 from services.engine.config import EngineConfig
+from services.engine.constraints import Constraints
 from services.engine.fake_runner import FakeModel, FakeRunner
+from services.engine.grammar.vocabulary import grammar_setup
+from services.engine.grammar.wire import Setup
 from services.engine.kv_cache import KVCacheManager
 from services.engine.llm_engine import LLMEngine
+from services.engine.loader import load_text_assets
 from services.engine.request_checks import Limits
-from services.engine.runner import Runner
+from services.engine.runner import Runner, RunnerInfo
+from services.engine.structured_output import SOMatcherBuilder
 from services.engine.worker import Worker
 
 
@@ -26,6 +34,7 @@ def build_engine(
     config: EngineConfig,
     runner: Callable[[], Runner] | None = None,
     on_forward_end: Callable[[object], None] | None = None,
+    on_grammar: Callable[[], None] | None = None,
 ) -> LLMEngine:
     """Load the model, measure memory and make the blocks.
 
@@ -33,6 +42,7 @@ def build_engine(
         runner: made on the worker's thread instead of the configured one.
         on_forward_end: called on the worker's thread once a forward is done (its argument is of
             no use).
+        on_grammar: called on the grammar thread once a grammar is built.
 
     Raises:
         ConfigError: a key that cannot be used, by its name.
@@ -54,4 +64,28 @@ def build_engine(
         numerics_id=info.numerics_id,
         block_size=memory.block_size,
     )
-    return LLMEngine(config, worker, Limits(info, memory, namespace))
+    constraints = _constraints(config, info, on_grammar)
+    return LLMEngine(config, worker, Limits(info, memory, namespace), constraints=constraints)
+
+
+def text_assets(config: EngineConfig) -> TextAssets:
+    """Tokenizer and template of the configured model; bytes are the tokens of a simulated one."""
+    return byte_assets() if config.simulate else load_text_assets(config.model)
+
+
+def _constraints(
+    config: EngineConfig, info: RunnerInfo, on_grammar: Callable[[], None] | None
+) -> Constraints:
+    """Nothing is loaded before the first constraint; without a tokenizer none is served."""
+    if not (config.simulate or config.model):
+        return Constraints()
+
+    def make_setup() -> Setup:
+        memory_bytes = config.grammar_memory_mib << 20
+        return grammar_setup(text_assets(config), info.vocab_size, info.eos_token_ids, memory_bytes)
+
+    return Constraints(
+        partial(
+            SOMatcherBuilder, make_setup, timeout_s=config.grammar_timeout_s, on_done=on_grammar
+        )
+    )

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from services.common.config import ConfigError
 from services.engine.eplb.reload import check_placement
 from services.engine.runner import (
@@ -140,11 +142,18 @@ class FakeRunner:
         """See Runner."""
         assert isinstance(hidden, tuple), "not from this runner"
         sums, prompt = hidden
-        tokens = tuple(
-            SampledToken(next_token(value, row, self._model.vocab_size), -0.5)
+        ids = [
+            next_token(value, row, self._model.vocab_size)
+            if row.token_mask is None
+            else masked_token(value, row)
             for value, row in zip(sums, rows, strict=True)
+        ]
+        return SamplerOutput(
+            step=step,
+            tokens=tuple(SampledToken(token_id or 0, -0.5) for token_id in ids),
+            prompt_logprobs=prompt,
+            empty_rows=tuple(row for row, token_id in enumerate(ids) if token_id is None),
         )
-        return SamplerOutput(step=step, tokens=tokens, prompt_logprobs=prompt)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner."""
@@ -216,9 +225,7 @@ class FakeRunner:
 def next_token(checksum: int, row: SamplingRow, vocab_size: int) -> int:
     """The token after a history of this checksum, as the row asks for it."""
     params = row.params
-    if params.temperature > 0:
-        noise = f"{row.seed}/{row.choice}/{row.position}".encode()
-        checksum = zlib.crc32(noise, checksum)
+    checksum = _with_noise(checksum, row)
     allowed = params.allowed_token_ids
     if allowed:
         return allowed[checksum % len(allowed)]
@@ -227,6 +234,21 @@ def next_token(checksum: int, row: SamplingRow, vocab_size: int) -> int:
     while token_id in forbidden:
         token_id = (token_id + 1) % vocab_size
     return token_id
+
+
+def masked_token(checksum: int, row: SamplingRow) -> int | None:
+    """As `next_token`, among the ids that a grammar allows; None if there are none."""
+    words = np.asarray(row.token_mask, dtype=np.int32)
+    ids = set(np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0].tolist())
+    ids &= {*row.params.allowed_token_ids} or ids
+    ids -= {*row.forbid_token_ids, *row.params.bad_token_ids}
+    return sorted(ids)[_with_noise(checksum, row) % len(ids)] if ids else None
+
+
+def _with_noise(checksum: int, row: SamplingRow) -> int:
+    if row.params.temperature <= 0:
+        return checksum
+    return zlib.crc32(f"{row.seed}/{row.choice}/{row.position}".encode(), checksum)
 
 
 def checksum_of(token_ids: Sequence[int]) -> int:

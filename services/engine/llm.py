@@ -10,12 +10,11 @@ from typing import Any, Self
 
 from services.common.config import resolve
 from services.common.text import Tokenizer
-from services.common.text.byte_level import byte_assets
 from services.engine.choice_stream import ChoiceStream
 from services.engine.config import EngineConfig
-from services.engine.engine_factory import build_engine
+from services.engine.engine_factory import build_engine, text_assets
+from services.engine.grammar.constraint_check import check_constraint
 from services.engine.llm_engine import StepResult
-from services.engine.loader import load_text_assets
 from services.engine.messages import AddRequest, ChoiceOutput
 from services.engine.outputs import RequestOutput, RequestOutputPool
 from services.engine.runner import Runner
@@ -26,6 +25,7 @@ Prompt = str | Sequence[int]
 
 _NO_LIMIT = 2**31 - 1
 _PROGRESS_INTERVAL_S = 0.1
+_GRAMMAR_POLL_S = 0.1
 
 
 class LLM:
@@ -53,7 +53,7 @@ class LLM:
         # All prompts of a call wait at once; nobody is refused for that.
         given = {"max_waiting": _NO_LIMIT, **fields, "model": model}
         config = resolve(EngineConfig, given, {}).config
-        self.tokenizer = Tokenizer(byte_assets() if config.simulate else load_text_assets(model))
+        self.tokenizer = Tokenizer(text_assets(config))
         self.engine = build_engine(config, runner)
         self._outputs = RequestOutputPool()
         self._streams: dict[str, list[ChoiceStream]] = {}
@@ -104,6 +104,8 @@ class LLM:
 
     def _add_request(self, prompt: Prompt, params: SamplingParams) -> str:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if params.constraint is not None:
+            check_constraint(params.constraint)
         if params.seed is None:
             params = params.with_seed(secrets.randbits(64))
         key = str(self._next_key)
@@ -122,6 +124,8 @@ class LLM:
         progress = _Progress(len(keys), enabled=show_progress)
         while self.engine.has_unfinished_requests():
             result = self.engine.step()
+            if not (self.engine.worker.in_flight or result.step or result.marks):
+                self.engine.constraints.wait(_GRAMMAR_POLL_S)
             progress.update(len(done), sum(len(o.token_ids) for o in result.outputs))
             for output in self._take(result):
                 done[output.request_key] = output

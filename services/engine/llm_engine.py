@@ -13,6 +13,7 @@ from services.common.errors import AlreadyExistsError, FleetError, ResourceExhau
 from services.engine.acceptance import ending_after
 from services.engine.block_manager import BlockManager
 from services.engine.config import EngineConfig
+from services.engine.constraints import Constraints, Failure, advance
 from services.engine.expert_control import ExpertControl
 from services.engine.kv_cache import CacheEngine, KVCacheManager
 from services.engine.messages import (
@@ -34,9 +35,11 @@ from services.engine.sequence import Request, Sequence, SequenceStatus
 from services.engine.timing import RoundTimer
 from services.engine.worker import Worker
 
-_DEADLINE = ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "the deadline passed before the answer")
-_NAN = ("DATA_LOSS", "NAN_LOGITS", "the model produced values that are not finite")
-_NO_TOKEN = (
+_DEADLINE = Failure(
+    "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "the deadline passed before the answer"
+)
+_NAN = Failure("DATA_LOSS", "NAN_LOGITS", "the model produced values that are not finite")
+_NO_TOKEN = Failure(
     "FAILED_PRECONDITION",
     "CONSTRAINT_UNSATISFIABLE",
     "the request's masks and constraints leave no token to draw",
@@ -63,6 +66,7 @@ class LLMEngine:
         worker: Worker,
         limits: Limits,
         now_ns: Callable[[], int] = time.time_ns,
+        constraints: Constraints | None = None,
     ) -> None:
         memory = limits.memory
         self._blocks = BlockManager(
@@ -79,6 +83,7 @@ class LLMEngine:
         self.worker = worker
         self.experts = ExpertControl(worker)
         self.limits = limits
+        self.constraints = constraints or Constraints()
         self._max_waiting = config.max_waiting
         self._now_ns = now_ns
         self._timer = RoundTimer(lambda: now_ns() / 1e9)
@@ -114,6 +119,7 @@ class LLMEngine:
         if message.request_key in self._requests:
             raise AlreadyExistsError(f"request key {message.request_key} is in use")
         request = self.limits.make_request(message, self._next_arrival)
+        self.constraints.check_served(request)
         if self._num_waiting >= self._max_waiting + self.scheduler.free_seats:
             raise ResourceExhaustedError(
                 f"{self._num_waiting} requests wait already",
@@ -156,6 +162,7 @@ class LLMEngine:
     def step(self) -> StepResult:
         """One round; returns the results of the round before it, while this one's forward runs."""
         self._expire()
+        self._take_grammars()
         self.experts.advance()
         plan = self.scheduler.schedule()
         self._note_plan(plan)
@@ -201,7 +208,8 @@ class LLMEngine:
             assert request.unreleased_choices > 0, f"{request.key} was released but is kept"
 
     def close(self) -> None:
-        """End the worker; idempotent."""
+        """End the worker and the grammar compiler; idempotent."""
+        self.constraints.close()
         self.worker.close()
 
     def _execute_model_async_step(self, plan: SchedulerOutputs) -> StepResult:
@@ -227,8 +235,22 @@ class LLMEngine:
         if not run:
             self._close_request(request)
             self._release(request)
+        elif request.params.constraint is not None:
+            self.constraints.hold(request)
+        else:
+            self._end_continued(request)
+
+    def _take_grammars(self) -> None:
+        for request, failure in self.constraints.poll():
+            if failure is None:
+                self._end_continued(request)
+            else:
+                self._fail(request, failure)
+
+    def _end_continued(self, request: Request) -> None:
+        """End the choices that are complete with what another engine generated."""
         for seq in request.choices:
-            ending = ending_after(seq)  # of what another engine generated
+            ending = None if seq.finished else ending_after(seq)
             if ending is not None:
                 self._emit(seq, None, ending.reason, ending.matched_token_id)
                 self._end(request, ending.status, seq.choice)
@@ -298,6 +320,10 @@ class LLMEngine:
 
     def _accept(self, seq: Sequence, token: SampledToken) -> None:
         seq.tokens.append(token.token_id)
+        failure = advance(seq, token.token_id)
+        if failure is not None:
+            self._fail(seq.request, failure)
+            return
         ending = ending_after(seq)
         if ending is None:
             self._emit(seq, token, None, None)
@@ -328,9 +354,8 @@ class LLMEngine:
         if reason is not None:
             self._mark(request, "collect", choice=seq.choice, end=1, tokens=seq.num_output)
 
-    def _fail(self, request: Request, failure: tuple[str, str, str]) -> None:
-        code, reason, message = failure
-        self._result.failures.append(RequestFailure(request.key, code, reason, message))
+    def _fail(self, request: Request, failure: Failure) -> None:
+        self._result.failures.append(RequestFailure(request.key, *failure))
         self._end(request, SequenceStatus.FINISHED_FAILED)
 
     def _end(self, request: Request, status: SequenceStatus, choice: int | None = None) -> None:
@@ -346,6 +371,7 @@ class LLMEngine:
             self._release(ended)
 
     def _close_request(self, request: Request) -> None:
+        self.constraints.drop(request)
         self._num_open -= 1
         if not request.admitted:
             self._num_waiting -= 1

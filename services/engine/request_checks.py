@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from services.common import block_hash
-from services.common.errors import InvalidArgumentError, UnimplementedError, Violation
+from services.common.errors import InvalidArgumentError
 from services.engine.kv_cache import KVCacheManager
 from services.engine.messages import AddRequest
 from services.engine.runner import RunnerInfo
+from services.engine.sampling_params import SamplingParams
 from services.engine.sequence import Request
 
 _FIELD = "token_ids"
@@ -25,15 +26,8 @@ class Limits:
 
         Raises:
             InvalidArgumentError: a field is out of range, or the request can never fit.
-            UnimplementedError: a field that this engine does not serve.
         """
         params = message.params.validated(self.info.vocab_size)
-        if params.constraint is not None:
-            field = f"constraint.{params.constraint.kind}"
-            raise UnimplementedError(
-                f"{field}: this engine does not constrain its output",
-                violations=(Violation(field, "not served"),),
-            )
         prompt = tuple(message.prompt_token_ids)
         self._check_prompt(prompt)
         self._check_continued(message)
@@ -45,6 +39,7 @@ class Limits:
             arrival=arrival,
             root_hash=block_hash.root(self.hash_namespace, message.salt),
             end_ids=frozenset(() if params.ignore_eos else self.info.eos_token_ids),
+            never_ids=_never_ids(params, self.info.eos_token_ids),
             priority=message.priority,
             deadline_unix_s=message.deadline_unix_s,
             # The last token of all needs no keys and values.
@@ -93,3 +88,13 @@ class Limits:
             raise InvalidArgumentError.for_field(
                 field, f"token id {bad} is outside the vocabulary of {size}"
             )
+
+
+def _never_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a constrained request: a grammar's text is whole, so no stop token cuts it, and an end
+    token that the request ignores cannot end it. One that is both ends it as a stop token."""
+    if params.constraint is None:
+        return ()
+    ends, stops = set(eos_token_ids), set(params.stop_token_ids)
+    ignored = ends - stops if params.ignore_eos else set()
+    return tuple(sorted((stops - ends) | ignored))

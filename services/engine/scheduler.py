@@ -237,7 +237,10 @@ class Scheduler:
 
 
 def _ready(seq: Sequence) -> bool:
-    """A fork waits until the choice that it shares a prompt with has submitted that."""
+    """A fork waits until the choice that it shares a prompt with has submitted that; all choices
+    of a constrained request wait for its grammar."""
+    if seq.request.held:
+        return False
     parent = seq.fork_of
     return parent is None or parent.prompt_step > 0 or parent.finished
 

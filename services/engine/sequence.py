@@ -6,13 +6,33 @@ chunk of it, decode, recompute after a preemption and a stream carried on are th
 
 import enum
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from services.common.block_hash import BlockHash
 from services.engine.messages import TokenLogprobs
 from services.engine.runner import SequenceMetadata
 from services.engine.sampling_params import SamplingParams
 
-__all__ = ["Request", "Sequence", "SequenceMetadata", "SequenceStatus"]
+__all__ = ["Matcher", "Request", "Sequence", "SequenceMetadata", "SequenceStatus"]
+
+
+class Matcher(Protocol):
+    """A sequence's place in its grammar; see `so_matcher.SOMatcher`."""
+
+    @property
+    def mask(self) -> object | None:
+        """int32 words of the ids allowed next, or None if all are."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing but the end can follow."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether a token took longer than any may."""
+
+    def accept(self, token_id: int) -> bool:
+        """Advance by a drawn token; False if the grammar does not allow it."""
 
 
 class SequenceStatus(enum.Enum):
@@ -38,6 +58,10 @@ class Request:
     root_hash: BlockHash
     end_ids: frozenset[int]
     """The model's end tokens, unless ignored."""
+    never_ids: tuple[int, ...] = ()
+    """Tokens that a constraint's text may not hold: stop tokens and ignored end tokens."""
+    held: bool = False
+    """Whether its grammar is still to be built: it is not admitted before."""
     priority: int = 0
     deadline_unix_s: float | None = None
     max_length: int = 0
@@ -71,6 +95,7 @@ class Sequence:
         "inflight",
         "inflight_row",
         "last_step",
+        "matcher",
         "max_length",
         "num_computed",
         "num_initial",
@@ -121,6 +146,8 @@ class Sequence:
         """The choice whose prompt blocks this one shares once they are computed."""
         self.prompt_step = 0
         """Last round that submitted the prompt's end; 0 if none has."""
+        self.matcher: Matcher | None = None
+        """Of a constrained request, once its grammar is built; knows all known output tokens."""
         self.admissions = 0
         self.passed_over = 0
         """Later sequences admitted while this one could not get its blocks."""

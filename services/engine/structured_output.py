@@ -3,81 +3,85 @@
 `SOMatcherBuilder` takes constraints and, polled by the loop, hands back grammars or failures; a
 failure ends one request and is a value, never an exception. `SOMatcher` is one sequence's place in
 its grammar. The compiler runs in a process of its own and is killed when it exceeds its time.
+Nothing is loaded or started before the first constraint.
 """
 
 import hashlib
+import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-import torch
-import xgrammar
-
-from services.common.errors import InvalidArgumentError
 from services.engine.grammar.compiler import GrammarCompiler
-from services.engine.grammar.compiler_main import tokenizer_info
-from services.engine.grammar.regex_check import regex_problem
-from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
-from services.engine.grammar.wire import Setup
+from services.engine.grammar.wire import INVALID, TOO_COSTLY, UNAVAILABLE, Setup
 from services.engine.sampling_params import Constraint
+from services.engine.so_matcher import Grammar, GrammarLoader, SOMatcher
 
-KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
-MAX_CONSTRAINT_CHARS = 64 * 1024
-MAX_CHOICES = 1000
+__all__ = ["INVALID", "TOO_COSTLY", "UNAVAILABLE", "Built", "SOMatcher", "SOMatcherBuilder"]
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 600.0
+"""After so long without a job the compiler's process goes; the next one starts it again."""
+CACHED_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Built:
     """A constraint that is ready, or why it never will be."""
 
     request_key: str
-    grammar: Any | None
+    grammar: Grammar | None
     problem: str | None = None
+    reason: str = INVALID
+    """With a problem: INVALID, TOO_COSTLY or UNAVAILABLE."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What keeping it takes."""
+        return self.grammar.num_bytes if self.grammar is not None else 0
 
 
-def check_constraint(constraint: Constraint) -> None:
-    """Refuse what cannot be enforced, before any queue.
-
-    Raises:
-        InvalidArgumentError: naming `constraint.<kind>` and, for a schema, the keyword's path.
-    """
-    field = f"constraint.{constraint.kind}"
-    if constraint.kind not in KINDS:
-        raise InvalidArgumentError.for_field("constraint", f"unknown kind {constraint.kind!r}")
-    if len(constraint.text) > MAX_CONSTRAINT_CHARS:
-        raise InvalidArgumentError.for_field(field, f"has over {MAX_CONSTRAINT_CHARS} characters")
-    if constraint.kind == "json_schema":
-        try:
-            check_schema(constraint.text)
-        except SchemaRefusedError as error:
-            raise InvalidArgumentError.for_field(
-                field, str(error), reason="SCHEMA_NOT_ENFORCEABLE", keyword=error.path
-            ) from error
-    if constraint.kind == "regex" and (problem := regex_problem(constraint.text)):
-        raise InvalidArgumentError.for_field(field, problem)
-    if constraint.kind == "choice":
-        if not 1 <= len(constraint.choices) <= MAX_CHOICES:
-            raise InvalidArgumentError.for_field(field, f"must have 1 to {MAX_CHOICES} texts")
-        if not all(constraint.choices):
-            raise InvalidArgumentError.for_field(field, "texts must not be empty")
+@dataclass(slots=True)
+class _Pending:
+    digest: bytes
+    constraint: Constraint
+    keys: list[str] = field(default_factory=list)
+    """Requests that wait for it; without any, a compilation that has not begun is left out."""
 
 
 class SOMatcherBuilder:
     """Compiles constraints in the background, once per digest; owned and polled by the loop."""
 
-    def __init__(self, setup: Setup, *, timeout_s: float = 10.0, cached: int = 128) -> None:
-        self._info = tokenizer_info(setup)
-        self._vocab_size = setup.vocab_size
-        self._compiler = GrammarCompiler(setup, timeout_s=timeout_s)
+    def __init__(
+        self,
+        make_setup: Callable[[], Setup],
+        *,
+        timeout_s: float = 8.0,
+        cached: int = 128,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            make_setup: called once on the thread, before the first compilation.
+            timeout_s: longest compilation.
+            cached: most outcomes to keep.
+            on_done: called on the thread whenever `pump` has something.
+        """
+        self._make_setup = make_setup
+        self._on_done = on_done
+        self._compiler = GrammarCompiler(timeout_s=timeout_s)
         self._cached = cached
         self._grammars: OrderedDict[bytes, Built] = OrderedDict()
-        self._waiting: dict[bytes, list[str]] = {}
+        self._cached_bytes = 0
+        self._waiting: dict[bytes, _Pending] = {}
         self._ready: list[Built] = []
-        self._jobs: queue.SimpleQueue[tuple[bytes, Constraint] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[bytes, Built]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[_Pending, Built | None]] = queue.SimpleQueue()
+        self._news = threading.Event()
         self._thread = threading.Thread(target=self._work, name="grammar", daemon=True)
         self._thread.start()
 
@@ -87,97 +91,98 @@ class SOMatcherBuilder:
         known = self._grammars.get(digest)
         if known is not None:
             self._grammars.move_to_end(digest)
-            self._ready.append(Built(request_key, known.grammar, known.problem))
+            self._ready.append(Built(request_key, known.grammar, known.problem, known.reason))
         elif digest in self._waiting:
-            self._waiting[digest].append(request_key)
+            self._waiting[digest].keys.append(request_key)
         else:
-            self._waiting[digest] = [request_key]
-            self._jobs.put((digest, constraint))
+            pending = self._waiting[digest] = _Pending(digest, constraint, [request_key])
+            self._jobs.put(pending)
 
     def pump(self) -> list[Built]:
         """What became ready since the last call; never blocks."""
+        self._news.clear()
         while True:
             try:
-                digest, built = self._done.get_nowait()
+                pending, built = self._done.get_nowait()
             except queue.Empty:
                 break
-            self._grammars[digest] = built
-            if len(self._grammars) > self._cached:
-                self._grammars.popitem(last=False)
-            keys = self._waiting.pop(digest)
-            self._ready += [Built(key, built.grammar, built.problem) for key in keys]
+            if built is None and pending.keys:  # wanted again after it was left out
+                self._jobs.put(pending)
+                continue
+            del self._waiting[pending.digest]
+            if built is not None:
+                self._keep(pending.digest, built)
+                self._ready += [
+                    Built(key, built.grammar, built.problem, built.reason) for key in pending.keys
+                ]
         ready, self._ready = self._ready, []
         return ready
 
+    def wait(self, timeout_s: float) -> None:
+        """Until `pump` has something, or the timeout."""
+        if not self._ready:
+            self._news.wait(timeout_s)
+
     def cancel(self, request_key: str) -> None:
-        """Forget a request that is waiting; the compilation goes on for others and the cache."""
-        for keys in self._waiting.values():
-            if request_key in keys:
-                keys.remove(request_key)
+        """Forget a request that waits; what is being compiled goes on for others and the cache."""
+        for pending in self._waiting.values():
+            if request_key in pending.keys:
+                pending.keys.remove(request_key)
         self._ready = [built for built in self._ready if built.request_key != request_key]
 
     @property
     def num_pending(self) -> int:
         """Requests that wait for a grammar."""
-        return sum(len(keys) for keys in self._waiting.values()) + len(self._ready)
-
-    def matcher(self, grammar: Any) -> "SOMatcher":
-        """A matcher at the start of a grammar that `pump` returned."""
-        return SOMatcher(grammar, self._vocab_size)
+        return sum(len(p.keys) for p in self._waiting.values()) + len(self._ready)
 
     def close(self) -> None:
         """Stop the thread and the compiler's process; idempotent."""
         self._jobs.put(None)
         self._compiler.close()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=1)
+
+    def _keep(self, digest: bytes, built: Built) -> None:
+        if built.reason == UNAVAILABLE:
+            return  # not the constraint's fault: the next request tries again
+        self._grammars[digest] = built
+        self._cached_bytes += built.num_bytes
+        while len(self._grammars) > self._cached or self._cached_bytes > CACHED_BYTES:
+            _, dropped = self._grammars.popitem(last=False)
+            self._cached_bytes -= dropped.num_bytes
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            digest, constraint = job
-            outcome = self._compiler.compile(constraint.kind, constraint.text, constraint.choices)
-            grammar, problem = None, outcome.problem
-            if outcome.grammar is not None:
-                grammar = xgrammar.CompiledGrammar.deserialize_json(outcome.grammar, self._info)
-            self._done.put((digest, Built("", grammar, problem)))
+        loader: GrammarLoader | None = None
+        while True:
+            try:
+                pending = self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                self._compiler.stop()
+                continue
+            if pending is None:
+                return
+            built = None
+            if pending.keys:
+                loader, built = self._build(loader, pending.constraint)
+            self._done.put((pending, built))
+            self._news.set()
+            if self._on_done is not None:
+                self._on_done()
 
-
-class SOMatcher:
-    """One sequence's place in its grammar.
-
-    The words of a mask have one bit per token id, 1 for allowed, 32 ids to an int32.
-    """
-
-    def __init__(self, grammar: Any, vocab_size: int) -> None:
-        self._grammar = grammar
-        self._vocab_size = vocab_size
-        self._matcher = xgrammar.GrammarMatcher(grammar)
-
-    def accept(self, token_id: int) -> bool:
-        """Advance by a drawn token; False if the grammar does not allow it."""
-        return bool(self._matcher.accept_token(token_id))
-
-    def mask(self) -> torch.Tensor | None:
-        """int32 [ceil(vocab / 32)] of the ids allowed next, or None if all are.
-
-        A mask without a single bit means that the grammar cannot go on.
-        """
-        words = xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        narrowed = self._matcher.fill_next_token_bitmask(words)
-        return words[0] if narrowed else None
-
-    @property
-    def complete(self) -> bool:
-        """Whether the end token has been accepted."""
-        return bool(self._matcher.is_terminated())
-
-    def replayed(self, token_ids: Sequence[int]) -> "SOMatcher | None":
-        """A fresh matcher after these tokens, or None if they do not fit the grammar."""
-        fresh = SOMatcher(self._grammar, self._vocab_size)
-        return fresh if all(fresh.accept(token_id) for token_id in token_ids) else None
-
-    def rollback(self, num_tokens: int) -> None:
-        """Take back the last accepted tokens (refused drafts)."""
-        self._matcher.rollback(num_tokens)
+    def _build(
+        self, loader: GrammarLoader | None, constraint: Constraint
+    ) -> tuple[GrammarLoader | None, Built]:
+        """On the thread, whose edge this is: whatever fails in here must end one request only."""
+        try:
+            self._compiler.prepare()  # it loads while this thread does
+            loader = loader or GrammarLoader(self._make_setup())
+            outcome = self._compiler.compile(loader.setup, constraint)
+            if outcome.grammar is None:
+                return loader, Built("", None, outcome.problem, outcome.reason)
+            return loader, Built("", loader.load(outcome.grammar))
+        except Exception:
+            log.exception("a constraint of kind %s could not be compiled", constraint.kind)
+            problem = "the grammar compiler is not available"
+            return loader, Built("", None, problem, UNAVAILABLE)
 
 
 def _digest(constraint: Constraint) -> bytes:

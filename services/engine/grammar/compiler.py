@@ -1,108 +1,123 @@
 """The engine's handle on the grammar compiler: one job at a time, killed when it takes too long."""
 
+import contextlib
 import subprocess
 import sys
 import threading
-from typing import IO
+import time
 
-from services.engine.grammar.wire import Job, Outcome, Setup, read_frame, write_frame
+from services.engine.grammar.wire import (
+    TOO_COSTLY,
+    UNAVAILABLE,
+    Job,
+    Outcome,
+    Setup,
+    read_frame,
+    write_frame,
+)
+from services.engine.sampling_params import Constraint
+
+_START_S = 60.0
+_ATTEMPTS = 2
+
+Process = subprocess.Popen[bytes]
 
 
 class GrammarCompiler:
     """Owns the compiler's process; used by one thread, except `close`."""
 
-    def __init__(self, setup: Setup, *, timeout_s: float) -> None:
-        self._setup = setup
+    def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
+        self._is_set_up = False
         self._lock = threading.Lock()
         self._closed = False
         self._number = 0
 
-    def compile(self, kind: str, text: str, choices: tuple[str, ...]) -> Outcome:
-        """Compile one constraint; a failure is a value with `problem`, never an exception."""
-        self._number += 1
-        job = Job(self._number, kind, text, choices)
-        process = self._running()
-        if process is None:
-            return Outcome(job.number, problem="the grammar compiler is not available")
-        killed = threading.Event()
-
-        def give_up() -> None:
-            killed.set()
-            process.kill()
-
-        timer = threading.Timer(self._timeout_s, give_up)
-        timer.start()
-        try:
-            outcome = _ask(process, job)
-        finally:
-            timer.cancel()
-        if outcome is not None:
-            return outcome
-        self._discard(process)
-        if killed.is_set():
-            return Outcome(
-                job.number, problem=f"takes longer than {self._timeout_s:g} s to compile"
-            )
-        return Outcome(job.number, problem="crashed the grammar compiler")
-
-    def close(self) -> None:
-        """Kill the process, also in the middle of a job; idempotent."""
+    def prepare(self) -> None:
+        """Begin to start the process, if none runs; `compile` waits for it."""
         with self._lock:
-            self._closed = True
-            process = self._process
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    _close_quietly(stream)
-
-    def _running(self) -> subprocess.Popen[bytes] | None:
-        with self._lock:
-            if self._closed:
-                return None
-            if self._process is None:
+            if self._process is None and not self._closed:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "services.engine.grammar.compiler_main"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                 )
-                fresh = True
-            else:
-                fresh = False
-            process = self._process
-        if fresh and _ask(process, self._setup) is None:
-            self._discard(process)
+                self._is_set_up = False
+
+    def compile(self, setup: Setup, constraint: Constraint) -> Outcome:
+        """Compile one constraint; a failure is a value with `problem`, never an exception.
+
+        A process that dies in the middle gets a successor and the job a second try, in what is
+        left of its time: not every death is the job's fault.
+        """
+        left_s = self._timeout_s
+        for _ in range(_ATTEMPTS):
+            process = self._started(setup)
+            if process is None:
+                return self._failed("the grammar compiler is not available", UNAVAILABLE)
+            self._number += 1
+            job = Job(self._number, constraint.kind, constraint.text, constraint.choices)
+            began = time.monotonic()
+            outcome = _ask(process, job, left_s)
+            if outcome is not None:
+                return outcome
+            self.stop()
+            left_s -= time.monotonic() - began
+            if left_s <= 0:
+                limit = f"takes longer than {self._timeout_s:g} s to compile"
+                return self._failed(limit, TOO_COSTLY)
+        return self._failed("crashes the grammar compiler", TOO_COSTLY)
+
+    def stop(self) -> None:
+        """End the process; the next job starts another one."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
+    def close(self) -> None:
+        """End the process for good, also in the middle of a job; idempotent."""
+        with self._lock:
+            self._closed = True
+        self.stop()
+
+    def _started(self, setup: Setup) -> Process | None:
+        self.prepare()
+        process = self._process
+        if process is None or self._is_set_up:
+            return process
+        if _ask(process, setup, _START_S) is None:
+            self.stop()
             return None
+        self._is_set_up = True
         return process
 
-    def _discard(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                _close_quietly(stream)
-        with self._lock:
-            if self._process is process:
-                self._process = None
+    def _failed(self, problem: str, reason: str) -> Outcome:
+        return Outcome(self._number, problem=problem, reason=reason)
 
 
-def _ask(process: subprocess.Popen[bytes], message: Setup | Job) -> Outcome | None:
-    """One frame out, one in; None if the process died."""
+def _ask(process: Process, message: Setup | Job, timeout_s: float) -> Outcome | None:
+    """One frame out, one in; None if the process died, or was killed at the timeout."""
     if process.stdin is None or process.stdout is None:
         return None
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.daemon = True
+    timer.start()
     try:
         write_frame(process.stdin, message)
         return read_frame(process.stdout, Outcome)
     except (OSError, ValueError):
         return None
+    finally:
+        timer.cancel()
 
 
-def _close_quietly(stream: IO[bytes]) -> None:
-    try:
-        stream.close()
-    except OSError:
-        return
+def _end(process: Process) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()

@@ -6,6 +6,7 @@ Run by `services.engine.grammar.compiler`, never by hand.
 
 import ctypes
 import json
+import os
 import resource
 import signal
 import sys
@@ -13,10 +14,19 @@ from typing import Any
 
 import xgrammar
 
-from services.engine.grammar.wire import Job, Outcome, Setup, read_frame, write_frame
+from services.engine.grammar.wire import (
+    TOO_COSTLY,
+    Job,
+    Outcome,
+    Setup,
+    read_frame,
+    write_frame,
+)
 
 # Real models like to indent; without a cap a grammar lets them emit blanks until max_tokens.
 MAX_WHITESPACE = 8
+# The engine's own threads go first: streams that run must not feel a compilation.
+_NICE = 5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -24,6 +34,8 @@ def main() -> int:
     """Serve jobs until stdin closes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group
+    os.nice(_NICE)
     setup = read_frame(sys.stdin.buffer, Setup)
     if setup is None:
         return 0
@@ -49,11 +61,18 @@ def _outcome(compiler: Any, job: Job) -> Outcome:
     try:
         return Outcome(job.number, grammar=_compile(compiler, job).serialize_json())
     except MemoryError:
-        return Outcome(job.number, problem="needs more memory than the limit")
+        return _over_memory(job)
     except Exception as error:
         # xgrammar raises plain RuntimeErrors whose first line says what is wrong.
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        if "bad_alloc" in lines[-1]:
+            return _over_memory(job)
         return Outcome(job.number, problem=lines[-1][:300])
+
+
+def _over_memory(job: Job) -> Outcome:
+    problem = "needs more memory to compile than the limit"
+    return Outcome(job.number, problem=problem, reason=TOO_COSTLY)
 
 
 def _compile(compiler: Any, job: Job) -> Any:

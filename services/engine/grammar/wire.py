@@ -8,12 +8,17 @@ import msgspec
 T = TypeVar("T")
 _LENGTH = struct.Struct("<I")
 
+INVALID = "INVALID_ARGUMENT"
+TOO_COSTLY = "CONSTRAINT_TOO_COSTLY"
+UNAVAILABLE = "COMPILER_UNAVAILABLE"
+
 
 class Setup(msgspec.Struct, frozen=True):
     """The vocabulary that grammars are compiled for."""
 
     vocabulary: list[bytes]
-    """As tokenizer.json spells each token, in UTF-8; for RAW, the token's own bytes."""
+    """As tokenizer.json spells each token, in UTF-8; for RAW, the token's own bytes. Empty: the
+    token is never part of a text."""
     vocab_type: str
     """RAW, BYTE_FALLBACK or BYTE_LEVEL."""
     vocab_size: int
@@ -35,6 +40,8 @@ class Outcome(msgspec.Struct, frozen=True):
     number: int
     grammar: str | None = None
     problem: str | None = None
+    reason: str = INVALID
+    """With a problem: INVALID, TOO_COSTLY or UNAVAILABLE."""
 
 
 def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:

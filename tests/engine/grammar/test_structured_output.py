@@ -1,15 +1,24 @@
 import json
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from services.common.errors import InvalidArgumentError
+from services.engine.grammar.constraint_check import check_constraint
 from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
 from services.engine.grammar.wire import Setup
 from services.engine.sampling_params import Constraint
-from services.engine.structured_output import Built, SOMatcherBuilder, check_constraint
+from services.engine.structured_output import (
+    INVALID,
+    TOO_COSTLY,
+    UNAVAILABLE,
+    Built,
+    SOMatcherBuilder,
+    _digest,
+)
 
 END = 256
 CASES = json.loads((Path(__file__).parents[2] / "data" / "schemas.json").read_text())
@@ -24,7 +33,7 @@ def byte_setup(memory_bytes: int = 2 << 30) -> Setup:
 
 @pytest.fixture(scope="module")
 def builder():
-    made = SOMatcherBuilder(byte_setup(), timeout_s=10)
+    made = SOMatcherBuilder(byte_setup, timeout_s=10)
     yield made
     made.close()
 
@@ -40,8 +49,8 @@ def wait_for(builder: SOMatcherBuilder, constraint: Constraint, key: str = "r") 
     raise AssertionError("no grammar in 40 s")
 
 
-def allows(builder: SOMatcherBuilder, built: Built, text: str) -> bool:
-    matcher = builder.matcher(built.grammar)
+def allows(built: Built, text: str) -> bool:
+    matcher = built.grammar.matcher()
     return all(matcher.accept(b) for b in text.encode()) and matcher.accept(END)
 
 
@@ -89,9 +98,9 @@ def test_public_cases_are_enforced_or_refused(builder, case):
         assert case["policy"] not in MUST_COMPILE
         return
     for value in case.get("valid", []):
-        assert allows(builder, built, json.dumps(value, ensure_ascii=False)), value
+        assert allows(built, json.dumps(value, ensure_ascii=False)), value
     for value in case.get("invalid", []):
-        assert not allows(builder, built, json.dumps(value, ensure_ascii=False)), value
+        assert not allows(built, json.dumps(value, ensure_ascii=False)), value
 
 
 # Stricter than the case asks: an undeclared name could repeat a declared one.
@@ -100,7 +109,7 @@ REFUSED_ON_PURPOSE = {"sib-addl-true"}
 
 def test_regex_and_choice_narrow_each_draw(builder):
     built = wait_for(builder, Constraint("regex", "[ab]{2}c"))
-    matcher = builder.matcher(built.grammar)
+    matcher = built.grammar.matcher()
     assert allowed_ids(matcher) == {ord("a"), ord("b")}
     assert matcher.accept(ord("a"))
     assert matcher.accept(ord("b"))
@@ -108,43 +117,43 @@ def test_regex_and_choice_narrow_each_draw(builder):
     assert not matcher.accept(ord("a"))
     assert matcher.accept(ord("c"))
     assert allowed_ids(matcher) == {END}
-    assert not matcher.complete
+    assert matcher.spent
     assert matcher.accept(END)
-    assert matcher.complete
+    assert allowed_ids(matcher) == set()
+    assert not matcher.accept(END)
     choice = wait_for(builder, Constraint("choice", "", ('say "hi"', "né")), "c")
-    assert allows(builder, choice, 'say "hi"')
-    assert allows(builder, choice, "né")
-    assert not allows(builder, choice, "n")
+    assert allows(choice, 'say "hi"')
+    assert allows(choice, "né")
+    assert not allows(choice, "n")
 
 
 def allowed_ids(matcher) -> set[int]:
-    words = matcher.mask()
-    assert words is not None
-    bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
-    return set(bits.flatten().nonzero().flatten().tolist())
+    assert matcher.mask is not None
+    bits = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")
+    return set(bits.nonzero()[0].tolist())
 
 
 def test_json_object_is_an_object(builder):
     built = wait_for(builder, Constraint("json_object", ""))
-    assert allows(builder, built, '{"a": [1, {"b": null}]}')
-    assert not allows(builder, built, "[1]")
+    assert allows(built, '{"a": [1, {"b": null}]}')
+    assert not allows(built, "[1]")
 
 
 def test_white_space_is_capped(builder):
     built = wait_for(builder, Constraint("json_schema", '{"type":"array","items":{"type":"null"}}'))
-    assert allows(builder, built, "[\n  null\n]")
-    assert not allows(builder, built, "[" + " " * 100 + "null]")
+    assert allows(built, "[\n  null\n]")
+    assert not allows(built, "[" + " " * 100 + "null]")
 
 
 def test_replay_and_rollback_return_to_the_same_place(builder):
     built = wait_for(builder, Constraint("regex", "abcd"))
-    matcher = builder.matcher(built.grammar)
+    matcher = built.grammar.matcher()
     assert matcher.accept(ord("a"))
     assert matcher.accept(ord("b"))
-    again = matcher.replayed([ord("a"), ord("b")])
-    assert again is not None
+    again = built.grammar.matcher()
+    assert again.replay([ord("a"), ord("b")])
     assert allowed_ids(again) == allowed_ids(matcher) == {ord("c")}
-    assert matcher.replayed([ord("x")]) is None
+    assert not built.grammar.matcher().replay([ord("x")])
     matcher.rollback(1)
     assert allowed_ids(matcher) == {ord("b")}
 
@@ -164,15 +173,111 @@ def test_equal_constraints_share_one_compilation_and_a_cancelled_one_is_forgotte
 
 
 def test_a_compilation_that_takes_too_long_is_killed_and_the_next_one_works():
-    hurried = SOMatcherBuilder(byte_setup(), timeout_s=0.05)
+    hurried = SOMatcherBuilder(byte_setup, timeout_s=0.05)
     try:
         bomb = "|".join(f"{chr(97 + i % 26)}{i}(x|y{{0,100}}){{0,40}}" for i in range(400))
         slow = wait_for(hurried, Constraint("regex", bomb))
         assert "takes longer than" in (slow.problem or "")
+        assert slow.reason == TOO_COSTLY
         quick = wait_for(hurried, Constraint("regex", "ab"), "second")
         assert quick.problem is None
     finally:
         hurried.close()
+
+
+def test_a_text_that_may_go_on_or_end_is_not_spent(builder):
+    matcher = wait_for(builder, Constraint("regex", "[ab]+")).grammar.matcher()
+    assert not matcher.spent
+    assert matcher.accept(ord("a"))
+    assert allowed_ids(matcher) == {ord("a"), ord("b"), END}
+    assert not matcher.spent
+
+
+def test_a_grammar_whose_tokens_take_ever_longer_is_noticed(builder, monkeypatch):
+    monkeypatch.setattr("services.engine.so_matcher.SLOW_TOKEN_S", 0.002)
+    matcher = wait_for(builder, Constraint("ebnf", 'root ::= root root | "a"')).grammar.matcher()
+    plain = wait_for(builder, Constraint("regex", "a+")).grammar.matcher()
+    while not matcher.slow:
+        assert matcher.accept(ord("a"))
+        assert plain.accept(ord("a"))
+    assert not plain.slow
+
+
+def test_a_bad_grammar_is_told_by_the_compiler(builder):
+    built = wait_for(builder, Constraint("ebnf", "root ::= nobody"))
+    assert built.grammar is None
+    assert built.reason == INVALID
+    assert built.problem
+
+
+def test_a_compiler_that_was_killed_gets_a_successor():
+    builder = SOMatcherBuilder(byte_setup)
+    try:
+        assert wait_for(builder, Constraint("regex", "a")).problem is None
+        builder._compiler._process.kill()
+        assert wait_for(builder, Constraint("regex", "b")).problem is None
+    finally:
+        builder.close()
+
+
+def test_what_cannot_start_is_unavailable_and_not_remembered():
+    answers = [OSError("no such file"), byte_setup()]
+
+    def make_setup():
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    builder = SOMatcherBuilder(make_setup)
+    try:
+        built = wait_for(builder, Constraint("regex", "a"))
+        assert built.reason == UNAVAILABLE
+        assert wait_for(builder, Constraint("regex", "a")).problem is None
+    finally:
+        builder.close()
+
+
+def test_a_request_that_left_before_its_turn_is_not_compiled():
+    gate = threading.Event()
+
+    def make_setup():
+        assert gate.wait(30)
+        return byte_setup()
+
+    builder = SOMatcherBuilder(make_setup)
+    try:
+        builder.submit("first", Constraint("regex", "a"))
+        for key, pattern in (("left", "b"), ("back", "c")):
+            builder.submit(key, Constraint("regex", pattern))
+            builder.cancel(key)
+        gate.set()
+        # Its job may be left out by now, or not yet begun: it is compiled in either case.
+        assert wait_for(builder, Constraint("regex", "c"), "back").problem is None
+        assert _digest(Constraint("regex", "b")) not in builder._grammars
+        assert builder.num_pending == 0
+    finally:
+        gate.set()
+        builder.close()
+
+
+def test_a_builder_closes_in_the_middle_of_a_compilation():
+    builder = SOMatcherBuilder(byte_setup, timeout_s=60)
+    bomb = "|".join(f"{chr(97 + i % 26)}{i}(x|y{{0,100}}){{0,40}}" for i in range(400))
+    builder.submit("bomb", Constraint("regex", bomb))
+    wait_until_running(builder)
+    process = builder._compiler._process
+    builder.close()
+    assert process.poll() is not None
+    assert not builder._thread.is_alive()
+    builder.close()
+
+
+def wait_until_running(builder: SOMatcherBuilder) -> None:
+    give_up = time.monotonic() + 40
+    while not builder._compiler._number:
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +288,7 @@ def test_a_compilation_that_takes_too_long_is_killed_and_the_next_one_works():
         (Constraint("choice", "", ()), "constraint.choice"),
         (Constraint("choice", "", ("a", "")), "constraint.choice"),
         (Constraint("ebnf", "x" * 70_000), "constraint.ebnf"),
+        (Constraint("ebnf", ""), "constraint.ebnf"),
         (Constraint("haiku", ""), "constraint"),
     ],
 )

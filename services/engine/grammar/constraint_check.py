@@ -1,0 +1,53 @@
+"""Which constraints a request may carry, decided in the front before any queue.
+
+Knows the rules and not the compiler: it loads neither torch nor xgrammar.
+"""
+
+from collections.abc import Sequence
+
+from services.common.errors import InvalidArgumentError
+from services.engine.grammar.regex_check import regex_problem
+from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
+from services.engine.sampling_params import Constraint
+
+KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
+MAX_CONSTRAINT_CHARS = 64 * 1024
+MAX_CHOICES = 1000
+
+
+def check_constraint(constraint: Constraint) -> None:
+    """Refuse what cannot be enforced.
+
+    Raises:
+        InvalidArgumentError: naming `constraint.<kind>` and, for a schema, the keyword's path.
+    """
+    field = f"constraint.{constraint.kind}"
+    if constraint.kind not in KINDS:
+        raise InvalidArgumentError.for_field("constraint", f"unknown kind {constraint.kind!r}")
+    length = len(constraint.text) + sum(map(len, constraint.choices))
+    if length > MAX_CONSTRAINT_CHARS:
+        raise InvalidArgumentError.for_field(field, f"has over {MAX_CONSTRAINT_CHARS} characters")
+    if constraint.kind == "json_schema":
+        _check_schema(field, constraint.text)
+    elif constraint.kind == "choice":
+        _check_choices(field, constraint.choices)
+    elif constraint.kind != "json_object" and not constraint.text:
+        raise InvalidArgumentError.for_field(field, "must not be empty")
+    elif constraint.kind == "regex" and (problem := regex_problem(constraint.text)):
+        raise InvalidArgumentError.for_field(field, problem)
+
+
+def _check_schema(field: str, text: str) -> None:
+    try:
+        check_schema(text)
+    except SchemaRefusedError as error:
+        raise InvalidArgumentError.for_field(
+            field, str(error), reason="SCHEMA_NOT_ENFORCEABLE", keyword=error.path or "/"
+        ) from error
+
+
+def _check_choices(field: str, choices: Sequence[str]) -> None:
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidArgumentError.for_field(field, f"must have 1 to {MAX_CHOICES} texts")
+    if not all(choices):
+        raise InvalidArgumentError.for_field(field, "texts must not be empty")

@@ -1,0 +1,103 @@
+"""`SOMatcher`: one sequence's place in its grammar, and the ids that may follow.
+
+xgrammar is loaded with the first grammar, on the thread that brings it.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.engine.grammar.wire import Setup
+
+SLOW_TOKEN_S = 0.05
+"""Time on this thread that one token may take; an ambiguous grammar takes ever more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled grammar, shared by all who asked for it."""
+
+    compiled: Any
+    num_words: int
+    end_words: NDArray[np.int32]
+    """Bits of the ids that end a complete answer."""
+    num_bytes: int
+
+    def matcher(self) -> "SOMatcher":
+        """A place at its start."""
+        return SOMatcher(self)
+
+
+class GrammarLoader:
+    """Takes in what the compiler's process made; loads xgrammar when constructed."""
+
+    def __init__(self, setup: Setup) -> None:
+        import xgrammar
+
+        from services.engine.grammar.compiler_main import tokenizer_info
+
+        self.setup = setup
+        self._deserialise = xgrammar.CompiledGrammar.deserialize_json
+        self._info = tokenizer_info(setup)
+        self._num_words = -(-setup.vocab_size // 32)
+        bits = np.zeros(self._num_words * 32, dtype=np.uint8)
+        bits[[i for i in setup.eos_token_ids if i < setup.vocab_size]] = 1
+        self._end_words = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def load(self, serialised: str) -> Grammar:
+        """The grammar, for this process's matchers."""
+        compiled = self._deserialise(serialised, self._info)
+        return Grammar(compiled, self._num_words, self._end_words, len(serialised))
+
+
+class SOMatcher:
+    """Advanced by each token that is drawn. The words of a mask have one bit per token id, 1 for
+    allowed, 32 ids to an int32, the lowest bit first."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        import xgrammar
+
+        self._grammar = grammar
+        self._matcher = xgrammar.GrammarMatcher(grammar.compiled)
+        self.mask: NDArray[np.int32] | None = None
+        """int32 [ceil(vocabulary / 32)] of the ids allowed next, or None if all are; never
+        written again. No bit at all: the grammar cannot go on."""
+        self.spent = False
+        """Whether the text is complete and nothing but its end can follow."""
+        self.slow = False
+        """Whether a token took longer than any may."""
+        self._look()
+
+    def accept(self, token_id: int) -> bool:
+        """Advance by a drawn token; False if the grammar does not allow it."""
+        return self.replay((token_id,))
+
+    def replay(self, token_ids: Sequence[int]) -> bool:
+        """Advance by several tokens; False if they do not fit the grammar."""
+        began = time.thread_time()
+        if not all(self._matcher.accept_token(token_id) for token_id in token_ids):
+            return False
+        self._look()
+        took_s = time.thread_time() - began
+        self.slow = self.slow or took_s > SLOW_TOKEN_S * max(1, len(token_ids))
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last accepted tokens (refused drafts)."""
+        self._matcher.rollback(num_tokens)
+        self._look()
+
+    def _look(self) -> None:
+        words = np.full((1, self._grammar.num_words), -1, dtype=np.int32)
+        if self._matcher.is_terminated():
+            self.spent, self.mask = True, np.zeros_like(words[0])
+        elif self._matcher.fill_next_token_bitmask(words):
+            self.mask = words[0]
+            text_follows = (self.mask & ~self._grammar.end_words).any()
+            self.spent = self._matcher.is_completed() and not text_follows
+        else:
+            self.spent, self.mask = False, None
