@@ -1,12 +1,12 @@
 """`inferfleet status`: what runs in a local fleet, and how loaded its engines are."""
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from inferfleet.cli.errors import to_json
 from inferfleet.cli.supervisor.control import ask
 from inferfleet.cli.supervisor.state_dir import StateDir
+from inferfleet.cli.table import table
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -38,7 +38,7 @@ def text(status: dict[str, Any]) -> str:
         f"gRPC {gateway.get('grpc', '-')}   HTTP {gateway.get('http', '-')}"
         f"   up {status['uptime_s']:.0f} s   state {status['state_dir']}",
         "",
-        *_table(
+        *table(
             ("service", "state", "pid", "address", "metrics", "restarts"),
             [
                 (s["name"], s["state"], s["pid"] or "-", s["address"] or "-",
@@ -47,7 +47,7 @@ def text(status: dict[str, Any]) -> str:
             ],
         ),
         "",
-        *_table(
+        *table(
             ("engine", "state", "model", "dtype", "running", "waiting", "blocks", "placement"),
             [
                 (e["engine_id"], e["state"], e["model"], e["dtype"], e["running"], e["waiting"],
@@ -59,11 +59,3 @@ def text(status: dict[str, Any]) -> str:
     if "engines_error" in status:
         lines.append(f"the balancer does not answer: {status['engines_error']}")
     return "\n".join(lines)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return [
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells
-    ]

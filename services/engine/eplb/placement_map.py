@@ -13,7 +13,7 @@ from services.engine.eplb.reload import check_placement
 from services.engine.messages import ApplyPlacement
 from services.engine.runner import ExpertPlacement, ExpertShape, PlacementRefusedError
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Table = tuple[tuple[Count, ...], ...]
