@@ -16,6 +16,7 @@ from services.common.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from services.engine.grammar.constraint_check import check_constraint
 from services.engine.sampling_params import Constraint, SamplingParams
 
 MAX_REQUEST_ID_CHARS = 128
@@ -61,7 +62,7 @@ class AcceptedRequest:
 def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedRequest:
     """Check a request against the model.
 
-    Which constraints can be enforced is the core's to say: it refuses by the same field names.
+    Of a constraint, only what its compilation shows is left to the core.
 
     Raises:
         FleetError: INVALID_ARGUMENT, NOT_FOUND or FAILED_PRECONDITION, naming the field by its
@@ -203,11 +204,12 @@ def _constraint(request: inference_pb2.GenerateRequest) -> Constraint | None:
     if kind is None:
         raise InvalidArgumentError.for_field("constraint", "names no kind")
     value = getattr(request.constraint, kind)
-    if kind == "choice":
-        return Constraint(kind, "", tuple(value.texts))
     if kind == "json_object" and not value:
         raise InvalidArgumentError.for_field("constraint.json_object", "must be true")
-    return Constraint(kind, value if isinstance(value, str) else "")
+    texts = tuple(value.texts) if kind == "choice" else ()
+    constraint = Constraint(kind, value if isinstance(value, str) else "", texts)
+    check_constraint(constraint)
+    return constraint
 
 
 def _continued(

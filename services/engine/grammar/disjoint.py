@@ -1,5 +1,6 @@
 """Whether two schemas can be told apart, so that `oneOf` means the same as `anyOf`."""
 
+from collections.abc import Hashable
 from typing import Any
 
 _ALL_TYPES = frozenset({"string", "integer", "number", "object", "array", "boolean", "null"})
@@ -11,7 +12,7 @@ def never_both(left: Any, right: Any) -> bool:
         return False
     left_values, right_values = _values(left), _values(right)
     if left_values is not None and right_values is not None:
-        return not any(_same(a, b) for a in left_values for b in right_values)
+        return not {_key(value) for value in left_values} & {_key(value) for value in right_values}
     left_types, right_types = _types(left), _types(right)
     if not left_types & right_types:
         return True
@@ -55,7 +56,10 @@ def _types_of(value: Any) -> frozenset[str]:
     return frozenset({names[type(value)]})
 
 
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, bool) or isinstance(right, bool):
-        return left is right
-    return bool(left == right)
+def _key(value: Any) -> Hashable:
+    """Equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, list):
+        return ("list", *map(_key, value))
+    if isinstance(value, dict):
+        return ("dict", frozenset((name, _key(member)) for name, member in value.items()))
+    return (isinstance(value, bool), value)

@@ -9,6 +9,8 @@ import re
 MAX_REGEX_CHARS = 4096
 MAX_REPEAT = 128
 MAX_COPIES = 4096
+MAX_CLASSES = 128
+"""Checking one wide class takes milliseconds."""
 _COUNTED = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 _CLASS = re.compile(r"\[\^?\]?[^\]]*\]")
@@ -26,6 +28,8 @@ def regex_problem(pattern: object) -> str | None:
         return "must be a string"
     if len(pattern) > MAX_REGEX_CHARS:
         return f"has more than {MAX_REGEX_CHARS} characters"
+    if pattern.count("[") > MAX_CLASSES:
+        return f"has more than {MAX_CLASSES} character classes"
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

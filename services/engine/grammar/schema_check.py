@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from services.engine.grammar.disjoint import never_both
-from services.engine.grammar.regex_check import regex_problem
+from services.engine.grammar.regex_check import MAX_CLASSES, regex_problem
 
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_DEPTH = 48
 MAX_NODES = 4000
 MAX_ENUM = 2000
+MAX_ALIASES = 48
+MAX_ONE_OF = 64
+MAX_PAIRS = 4096
+"""Of oneOf branches to be told apart, in a whole schema."""
 MAX_LENGTH_BOUND = 4096
 
 _ANNOTATIONS = frozenset(
@@ -61,11 +65,23 @@ def check_schema(text: str) -> Any:
     if len(text) > MAX_SCHEMA_CHARS:
         raise SchemaRefusedError("", f"longer than {MAX_SCHEMA_CHARS} characters")
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, object_pairs_hook=_members, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise SchemaRefusedError("", f"not JSON: {error}") from error
     _Check(schema).run()
     return schema
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        # The compiler would read another one of the two.
+        raise ValueError("a name occurs twice in one object")
+    return members
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 class _Check:
@@ -74,6 +90,8 @@ class _Check:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._nodes = 0
+        self._pairs = 0
+        self._classes = 0
 
     def run(self) -> None:
         self._node(self._root, "", 0)
@@ -128,14 +146,13 @@ class _Check:
         handlers[name](schema, path, depth)
 
     def _ref(self, schema: dict[str, Any], path: str, depth: int) -> None:
-        seen = []
         node: Any = schema
-        while isinstance(node, dict) and "$ref" in node:
-            target = node["$ref"]
-            if target in seen:
-                raise SchemaRefusedError(f"{path}/$ref", f"{target!r} refers to itself")
-            seen.append(target)
-            node = self._resolve(target, path)
+        for _ in range(MAX_ALIASES):
+            if not (isinstance(node, dict) and "$ref" in node):
+                return
+            node = self._resolve(node["$ref"], path)
+        problem = f"refers to itself, or to a schema through more than {MAX_ALIASES} others"
+        raise SchemaRefusedError(f"{path}/$ref", problem)
 
     def _resolve(self, target: Any, path: str) -> Any:
         parts = target.split("/") if isinstance(target, str) else []
@@ -167,6 +184,10 @@ class _Check:
     def _one_of(self, schema: dict[str, Any], path: str, depth: int) -> None:
         branches = schema["oneOf"]
         self._branches(branches, f"{path}/oneOf", depth)
+        self._pairs += len(branches) * (len(branches) - 1) // 2
+        if len(branches) > MAX_ONE_OF or self._pairs > MAX_PAIRS:
+            problem = f"more than {MAX_ONE_OF} branches to tell apart; use anyOf"
+            raise SchemaRefusedError(f"{path}/oneOf", problem)
         resolved = [self._seen_through(branch, path) for branch in branches]
         for index, left in enumerate(resolved):
             for right in resolved[index + 1 :]:
@@ -219,7 +240,7 @@ class _Check:
         if "array" in types:
             self._array(schema, path, depth)
         if "string" in types:
-            _check_string(schema, path)
+            self._string(schema, path)
         for name in ("integer", "number"):
             if name in types:
                 _check_range(schema, path, whole=name == "integer" and "number" not in types)
@@ -264,17 +285,21 @@ class _Check:
             return
         self._node(schema["items"], f"{path}/items", depth + 1)
 
-
-def _check_string(schema: dict[str, Any], path: str) -> None:
-    low, high = (_bound(schema, key, path) for key in ("minLength", "maxLength"))
-    _check_order(low, high, f"{path}/maxLength")
-    if "pattern" not in schema:
-        return
-    if low is not None or high is not None:
-        raise SchemaRefusedError(f"{path}/pattern", "cannot be enforced beside a length")
-    problem = regex_problem(schema["pattern"])
-    if problem:
-        raise SchemaRefusedError(f"{path}/pattern", problem)
+    def _string(self, schema: dict[str, Any], path: str) -> None:
+        low, high = (_bound(schema, key, path) for key in ("minLength", "maxLength"))
+        _check_order(low, high, f"{path}/maxLength")
+        if "pattern" not in schema:
+            return
+        if low is not None or high is not None:
+            raise SchemaRefusedError(f"{path}/pattern", "cannot be enforced beside a length")
+        pattern = schema["pattern"]
+        problem = regex_problem(pattern)
+        if problem is None:
+            self._classes += pattern.count("[")
+            if self._classes > MAX_CLASSES:
+                problem = f"more than {MAX_CLASSES} character classes in all patterns together"
+        if problem is not None:
+            raise SchemaRefusedError(f"{path}/pattern", problem)
 
 
 def _check_range(schema: dict[str, Any], path: str, *, whole: bool) -> None:

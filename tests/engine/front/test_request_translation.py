@@ -200,10 +200,13 @@ def test_other_numerics():
     assert caught.value.reason == "NUMERICS_MISMATCH"
 
 
-@pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf", "structural_tag"])
-def test_a_constraint_is_handed_on(kind):
-    generate = request(constraint=inference_pb2.Constraint(**{kind: "x"}))
-    assert run(generate).params.constraint == Constraint(kind, "x")
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", "{}"), ("regex", "x"), ("ebnf", "x"), ("structural_tag", "x")],
+)
+def test_a_constraint_is_handed_on(kind, text):
+    generate = request(constraint=inference_pb2.Constraint(**{kind: text}))
+    assert run(generate).params.constraint == Constraint(kind, text)
 
 
 def test_a_choice_and_a_json_object():
@@ -218,9 +221,11 @@ def test_a_choice_and_a_json_object():
     [
         (inference_pb2.Constraint(), "constraint"),
         (inference_pb2.Constraint(json_object=False), "constraint.json_object"),
+        (inference_pb2.Constraint(regex="("), "constraint.regex"),
+        (inference_pb2.Constraint(json_schema='{"not": {}}'), "constraint.json_schema"),
     ],
 )
-def test_a_constraint_that_says_nothing(constraint, field):
+def test_a_constraint_that_cannot_be_enforced(constraint, field):
     with pytest.raises(InvalidArgumentError) as caught:
         run(request(constraint=constraint))
     assert caught.value.violations[0].field == field

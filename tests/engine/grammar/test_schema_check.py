@@ -90,8 +90,33 @@ def test_depth_and_size_are_bounded():
         deep = {"type": "array", "items": deep}
     assert "items" in refused_at(deep)
     refused_at({"type": "object", "properties": {str(i): True for i in range(5000)}})
-    with pytest.raises(SchemaRefusedError, match="not JSON"):
-        check_schema("{" * 50_000)
+    for text in ("{" * 50_000, '{"const": NaN}', '{"type": "object", "type": "string"}'):
+        with pytest.raises(SchemaRefusedError, match="not JSON"):
+            check_schema(text)
+
+
+def test_no_schema_keeps_the_check_busy():
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1500)}
+    wide = "[a-\U0010ffff]" * 100
+    for schema, path in [
+        ({"$ref": "#/$defs/d0", "$defs": chain}, "/$ref"),
+        ({"oneOf": [{"const": i} for i in range(65)]}, "/oneOf"),
+        (
+            {
+                "type": "object",
+                "properties": {n: {"type": "string", "pattern": wide} for n in "ab"},
+            },
+            "/properties/b/pattern",
+        ),
+        ({"type": "string", "pattern": wide * 2}, "/pattern"),
+    ]:
+        assert refused_at(schema) == path
+
+
+def test_branches_with_equal_numbers_are_not_told_apart():
+    assert refused_at({"oneOf": [{"const": 1}, {"const": 1.0}]}) == "/oneOf"
+    assert refused_at({"oneOf": [{"const": [{"a": 1}]}, {"const": [{"a": 1.0}]}]}) == "/oneOf"
+    assert check_schema('{"oneOf": [{"const": 1}, {"const": true}]}')
 
 
 @pytest.mark.parametrize(
