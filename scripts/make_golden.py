@@ -1,9 +1,10 @@
 """Golden tokens and logits from transformers, which no test needs: run it again only to renew them.
 
-    python scripts/make_golden.py tests/data
+    python scripts/make_golden.py tests/data [--only tiny_qwen3_golden.json]
 
 Writes smollm2_golden.json (greedy float32 tokens of the default model, up to the first step whose
-two best logits are closer than MIN_MARGIN) and tiny_llama_golden.json (logits of tiny models).
+two best logits are closer than MIN_MARGIN), tiny_llama_golden.json (logits of tiny models) and
+tiny_qwen3_golden.json (logits and greedy tokens of tiny models with and without experts).
 The weights come from our own GGUF reader, whose first three answers were checked against
 transformers' own reader.
 """
@@ -11,6 +12,8 @@ transformers' own reader.
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -68,11 +71,18 @@ def main() -> None:
     """Write both files into the folder given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--only", help="write this file alone")
+    args = parser.parse_args()
     torch.set_grad_enabled(False)
     transformers.logging.disable_progress_bar()
-    _write(folder / "tiny_llama_golden.json", tiny_golden())
-    _write(folder / "smollm2_golden.json", smollm2_golden(folder / "smollm2_first_golden.json"))
+    makers: dict[str, Callable[[], dict]] = {
+        "tiny_llama_golden.json": tiny_golden,
+        "tiny_qwen3_golden.json": qwen3_golden,
+        "smollm2_golden.json": lambda: smollm2_golden(args.folder / "smollm2_first_golden.json"),
+    }
+    for name, make in makers.items():
+        if args.only in (None, name):
+            _write(args.folder / name, make())
 
 
 def smollm2_golden(first: Path) -> dict:
@@ -149,6 +159,49 @@ def tiny_golden() -> dict:
             "logits": [[round(v, 5) for v in logits[p].tolist()] for p in kept],
         }
     return {**versions(), "models": models}
+
+
+QWEN3_SHAPES = {
+    "qwen3": TinyShape(kind="qwen3"),
+    "qwen3_untied": TinyShape(kind="qwen3", seed=3, tie_embeddings=False, num_heads=4),
+    "qwen3_moe": TinyShape(kind="qwen3_moe", seed=4, tie_embeddings=False),
+    "qwen3_moe_mixed": TinyShape(
+        kind="qwen3_moe",
+        seed=5,
+        num_layers=3,
+        num_experts=12,
+        top_k=4,
+        norm_topk_prob=False,
+        dense_layers=(0, 2),
+        tie_embeddings=False,
+    ),
+}
+
+
+def qwen3_golden() -> dict:
+    """Logits of some positions of one prompt, and greedy tokens of several, per tiny model."""
+    models = {}
+    for name, shape in QWEN3_SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_tiny_model(Path(folder), shape)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model.set_attn_implementation("eager")
+        prompt = [(5 * index + index * index) % 256 for index in range(200)]
+        kept = [0, 1, 63, 64, 127, 199]
+        logits = model(torch.tensor([prompt])).logits[0]
+        items = []
+        for length in (1, 7, 40, 100, 200):
+            output, margin = greedy(model, prompt[-length:], ())
+            items.append({"prompt_ids": prompt[-length:], "output_ids": output})
+            print(name, length, len(output), f"{margin:.3f}", len(set(output)), flush=True)
+        models[name] = {
+            "shape": asdict(shape),
+            "prompt_ids": prompt,
+            "positions": kept,
+            "logits": [[round(v, 5) for v in logits[p].tolist()] for p in kept],
+            "items": items,
+        }
+    return {**versions(), "min_margin": MIN_MARGIN, "models": models}
 
 
 def versions() -> dict:
