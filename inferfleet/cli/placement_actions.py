@@ -6,11 +6,10 @@ import getpass
 import socket
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from inferfleet.cli.errors import CliError, to_json
+from inferfleet.cli.errors import CliError
 from inferfleet.cli.placement_files import read_load, read_map, to_draft
 from inferfleet.cli.placement_group import (
     CONFLICT,
@@ -21,7 +20,13 @@ from inferfleet.cli.placement_group import (
     find_target,
     wait_settled,
 )
-from inferfleet.cli.placement_text import engines_text, history_text, map_text, plan_text
+from inferfleet.cli.placement_text import (
+    engines_text,
+    history_text,
+    map_text,
+    maps_json,
+    plan_text,
+)
 from services.engine.eplb.placement_map import PlacementMap, problem_with
 from services.engine.eplb.placement_store import MapTooLargeError, now_ms
 from services.engine.eplb.planning import (
@@ -68,7 +73,7 @@ async def _get(args: argparse.Namespace, target: Target) -> int:
         "leader": state.leader,
         "engines": [state.applied[name] for name in sorted(state.applied)],
     }
-    print(to_json(msgspec.to_builtins(whole)))
+    print(maps_json(whole))
     return 0
 
 
@@ -78,7 +83,7 @@ async def _history(args: argparse.Namespace, target: Target) -> int:
         raise CliError(f"no map of {target.name} was ever set", NOTHING_THERE)
     if args.json:
         newest_first = [state.history[version] for version in sorted(state.history, reverse=True)]
-        print(to_json(msgspec.to_builtins(newest_first)))
+        print(maps_json(newest_first))
     else:
         print(history_text(state))
     return 0
@@ -88,7 +93,7 @@ async def _plan(args: argparse.Namespace, target: Target) -> int:
     shape = _shape(args, target.shape)
     plan, tokens_from = _planned(args, target, shape)
     if args.json:
-        print(to_json(msgspec.to_builtins(_draft_of(plan, args, target, shape))))
+        print(maps_json(_draft_of(plan, args, target, shape)))
         return 0
     used = 0 if target.state.newest is None else target.state.newest.version
     title = f"{target.name}, version {used}, {tokens_from}"
@@ -103,7 +108,7 @@ def _plan_offline(args: argparse.Namespace) -> int:
     plan = _make_plan(args, load, shape, None)
     if args.json:
         found = {"phy2log": as_table(plan.new), "num_ranks": shape.num_ranks, "policy": args.policy}
-        print(to_json(msgspec.to_builtins(found)))
+        print(maps_json(found))
     else:
         print(plan_text(plan, shape, f"load of {args.loads}", every_layer=args.all))
     return 0
@@ -111,7 +116,10 @@ def _plan_offline(args: argparse.Namespace) -> int:
 
 async def _set(args: argparse.Namespace, target: Target) -> int:
     if args.plan:
-        plan, _ = _planned(args, target, target.shape)
+        plan, tokens_from = _planned(args, target, target.shape)
+        if plan.gain <= 0:
+            print(f"nothing written: no other map balances the {tokens_from} better")
+            return 0
         proposed = _draft_of(plan, args, target, target.shape)
     else:
         file = read_map(args.file)

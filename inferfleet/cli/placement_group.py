@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from inferfleet.cli.errors import CliError
-from inferfleet.cli.supervisor.state_dir import require_record
+from inferfleet.cli.supervisor.state_dir import StateDir
 from services.common.etcd import Etcd, EtcdError
 from services.engine.eplb.placement_map import Applied
 from services.engine.eplb.placement_store import GroupState, PlacementStore, list_groups
@@ -36,7 +37,7 @@ class Target:
 @asynccontextmanager
 async def connected(args: argparse.Namespace) -> AsyncIterator[Etcd]:
     """The etcd that was named, or the local fleet's; its failures in words."""
-    endpoints = args.etcd or str(require_record(args.state_dir)["etcd"])
+    endpoints = args.etcd or _local(args.state_dir)
     try:
         etcd = Etcd([endpoint.strip() for endpoint in endpoints.split(",")], timeout_s=5.0)
     except ValueError as error:
@@ -69,6 +70,16 @@ async def wait_settled(store: PlacementStore, version: int, wait_s: float) -> Ma
         if settled or asyncio.get_running_loop().time() >= deadline:
             return applied
         await asyncio.sleep(_POLL_S)
+
+
+def _local(state_dir: Path) -> str:
+    record = StateDir(state_dir).read_record()
+    if record is None:
+        raise CliError(
+            f"no fleet runs in {state_dir}: start one with `inferfleet up`, or name the etcd of"
+            " another with --etcd"
+        )
+    return str(record["etcd"])
 
 
 def _choose(groups: Mapping[str, GroupState], name: str) -> str:

@@ -1,10 +1,13 @@
 """What the `placement` commands print for a person."""
 
 import datetime
+import re
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
+from inferfleet.cli.errors import to_json
 from inferfleet.cli.placement_group import Target
 from inferfleet.cli.table import table
 from services.engine.eplb.placement_map import Applied, PlacementMap
@@ -13,6 +16,7 @@ from services.engine.eplb.planning import Plan
 from services.engine.runner import ExpertShape
 
 _MAX_ROWS = 16
+_ROW = re.compile(r"\[\s*([\d,\s]+?)\s*\]")
 
 
 def map_text(target: Target) -> str:
@@ -88,7 +92,14 @@ def plan_text(plan: Plan, shape: ExpertShape, title: str, *, every_layer: bool) 
     ]
     if len(layers) < len(plan.load):
         lines.append(f"({len(plan.load) - len(layers)} layers that are balanced better: --all)")
+    lines.append(f"gain {plan.gain:.3f}; `inferfleet placement set --plan` takes the same flags")
     return "\n".join(lines)
+
+
+def maps_json(value: object) -> str:
+    """JSON in which a row of a table is one line."""
+    text = to_json(msgspec.to_builtins(value))
+    return _ROW.sub(lambda row: "[" + " ".join(row[1].split()) + "]", text)
 
 
 def shape_text(shape: ExpertShape) -> str:

@@ -76,7 +76,8 @@ class PlacementWatcher:
             self._in_use = self._sent.get(version, self._in_use)
             self._sent = {v: m for v, m in self._sent.items() if v > version}
             self._set(replace(self.applied, version=version))
-        if rejected is not None:
+        newest = 0 if self._known is None else self._known.version
+        if rejected is not None and rejected.version >= newest:
             self._reject(rejected.version, rejected.reason)
 
     async def _follow(self) -> None:
@@ -128,8 +129,6 @@ class PlacementWatcher:
         self._send(message_for(placement))
 
     def _reject(self, version: int, reason: str) -> None:
-        if self._known is not None and version < self._known.version and version:
-            return  # of a map that another has replaced
         log.error(
             "placement %d refused, %d stays in use: %s", version, self.applied.version, reason
         )
