@@ -14,6 +14,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from services.common.etcd_config import EtcdKeys
 from services.common.service_config import ServiceConfig
 
 SCHEMA = Path(__file__).parent.parent / "helm" / "inferfleet" / "values.schema.json"
@@ -23,10 +24,11 @@ SERVICES = {
     "kvcache": ("services.kvcache.config", "KvCacheConfig"),
     "engine": ("services.engine.front_config", "FrontConfig"),
 }
+_ETCD = {field.name for field in dataclasses.fields(EtcdKeys)}
 # What the chart says itself: keys of every service, and these.
 WIRED = {
-    "gateway": {"http_port", "etcd", "engines", "balancers", "api_keys_file"},
-    "balancer": {"balancer_id", "etcd", "kvcache", "admin_port"},
+    "gateway": {"http_port", "engines", "balancers", "api_keys_file"} | _ETCD,
+    "balancer": {"balancer_id", "kvcache", "admin_port"} | _ETCD,
     "kvcache": {
         "redis",
         "redis_password_file",
@@ -39,11 +41,11 @@ WIRED = {
         "served_name",
         "device",
         "engine_id",
-        "etcd",
         "kvcache",
         "public",
         "public_port",
-    },
+    }
+    | _ETCD,
 }
 _TYPES = {bool: "boolean", int: "integer", float: "number"}
 

@@ -1,20 +1,25 @@
 """What a balancer is told at start; see `python -m services.balancer --help`."""
 
+import re
+import socket
 from dataclasses import dataclass
 
 from services.balancer.policies import POLICIES
 from services.common.config import setting
+from services.common.etcd_config import EtcdKeys, endpoints_setting
 from services.common.service_config import ServiceConfig
 
 CARRY_ON = ("never", "exact", "equal", "any")
 
 
 @dataclass(frozen=True)
-class BalancerConfig(ServiceConfig):
+class BalancerConfig(EtcdKeys, ServiceConfig):
     """Where the fleet is found, how an engine is chosen and when one is given up."""
 
-    balancer_id: str = setting("", "name in the registry; default: made from host and port")
-    etcd: tuple[str, ...] = setting((), "host:port of etcd's members, separated by commas")
+    balancer_id: str = setting(
+        "", "name in the registry; default: made of this machine's name and the port"
+    )
+    etcd: tuple[str, ...] = endpoints_setting("host:port of etcd, where engines say that they live")
     kvcache: str = setting("", "host:port of the prefix index; empty: choose by load alone")
     admin_port: int = setting(
         0, "port of the operators' Fleet service; 0 takes a free one", low=0, high=65535
@@ -63,3 +68,12 @@ class BalancerConfig(ServiceConfig):
         1.0, "how long it stays out at first; doubles up to 30 s", unit="seconds", low=0.01, high=30
     )
     explain_requests: int = setting(2048, "recent requests that Explain remembers", low=1)
+
+
+def balancer_id_of(config: BalancerConfig, port: int) -> str:
+    """The configured name in the registry, or one that no other balancer has.
+
+    Not made of `host`: 0.0.0.0 is the same on every machine and in every container.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
+    return config.balancer_id or f"balancer-{name}-{port}"

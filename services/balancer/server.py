@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from inferfleet.admin.v1 import fleet_pb2_grpc
 from services.balancer import fleet_servicer, run_servicer
 from services.balancer.admission import Admission
-from services.balancer.config import BalancerConfig
+from services.balancer.config import BalancerConfig, balancer_id_of
 from services.balancer.decision_ledger import DecisionLedger
 from services.balancer.engine_view import CostModel
 from services.balancer.exchange import Rooms
@@ -25,6 +25,7 @@ from services.balancer.stats import EngineGauges, Stats
 from services.common import lifecycle, rpc
 from services.common.config import ConfigError
 from services.common.etcd import Etcd
+from services.common.etcd_config import connect
 from services.common.metrics import MetricsServer
 from services.common.registry import (
     BALANCERS_PREFIX,
@@ -146,10 +147,7 @@ class BalancerService:
             if self._given_keys is None:
                 raise ConfigError("etcd: must name at least one host:port; engines register there")
             return None
-        try:
-            etcd = Etcd(self._config.etcd)
-        except ValueError as error:
-            raise ConfigError(f"etcd: {error}") from error
+        etcd = connect(self._config)
         self._closers.append(etcd.close)
         return etcd
 
@@ -218,7 +216,7 @@ class BalancerService:
     async def _register(self, etcd: Etcd | None) -> None:
         if etcd is None:
             return
-        name = self._config.balancer_id or "balancer-" + self.address.replace(":", "-")
+        name = balancer_id_of(self._config, int(self.address.rpartition(":")[2]))
         host, _, _ = self._advertised.rpartition(":")
         admin = f"{host}:{self.admin_address.rpartition(':')[2]}"
         value = json.dumps({"address": self._advertised, "admin_address": admin})

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.common.config import setting
+from services.common.etcd_config import EtcdKeys, endpoints_setting
 from services.common.service_config import ServiceConfig
 from services.engine.config import EngineConfig
 
@@ -10,12 +11,12 @@ PLACEMENT_POLICIES = ("global", "hierarchical")
 
 
 @dataclass(frozen=True)
-class FrontConfig(EngineConfig, ServiceConfig):
+class FrontConfig(EngineConfig, EtcdKeys, ServiceConfig):
     """Keys of `python -m services.engine`."""
 
     engine_id: str = setting("", "name of this engine in the fleet; default: generated")
-    etcd: tuple[str, ...] = setting(
-        (), "host:port of the etcd to register in; empty: the engine is not announced"
+    etcd: tuple[str, ...] = endpoints_setting(
+        "host:port of the etcd to register in; empty: the engine is not announced"
     )
     kvcache: str = setting(
         "", "host:port of the KV-cache service that learns which blocks are held; empty: none"

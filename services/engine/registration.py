@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import secrets
-from collections.abc import Sequence
 
 from google.protobuf import json_format
 
@@ -82,25 +81,17 @@ def engine_info(
 
 @dataclasses.dataclass
 class RegistryEntry:
-    """Keeps the engine's key for ever; does nothing without an etcd."""
+    """Keeps the engine's key for ever; owns its etcd, does nothing without one."""
 
     info: engine_pb2.EngineInfo
     board: LoadBoard
-    etcd: Etcd | None = None
+    etcd: Etcd | None
     registration: Registration | None = None
 
-    async def start(self, endpoints: Sequence[str]) -> None:
-        """Begin to register; returns at once, also with etcd away.
-
-        Raises:
-            ConfigError: an endpoint is not host:port.
-        """
-        if not endpoints:
+    async def start(self) -> None:
+        """Begin to register; returns at once, also with etcd away."""
+        if self.etcd is None:
             return
-        try:
-            self.etcd = Etcd(endpoints)
-        except ValueError as error:
-            raise ConfigError(f"etcd: {error}") from error
         key = ENGINES_PREFIX + self.info.engine_id
         self.registration = Registration(self.etcd, key, self.value)
         await self.registration.start()

@@ -13,6 +13,7 @@ from inferfleet.internal.v1 import engine_pb2_grpc
 from inferfleet.v1 import inference_pb2_grpc
 from services.common import rpc, telemetry
 from services.common.config import ConfigError
+from services.common.etcd_config import connect
 from services.common.lifecycle import write_ready
 from services.common.metrics import MetricsServer
 from services.common.text import TextAssets, Tokenizer
@@ -56,6 +57,8 @@ class EngineServer:
         self._engine_id = engine_id_of(config)
         reachable_address(config, "")
         self._membership = rpc.Membership.from_config(config)
+        # Before the model is loaded: what is wrong with the keys should be said at once.
+        self._etcd = connect(config) if config.etcd else None
         self._metrics = FrontMetrics()
         self._board = LoadBoard(
             self._engine_id, epoch_ms=int(time.time() * 1000), stall_s=config.stall_s
@@ -176,9 +179,9 @@ class EngineServer:
         self._start_metrics()
         await self._tell_health()
         self._background(self._watch_health(), "health")
-        self._entry = RegistryEntry(info, board)
+        self._entry = RegistryEntry(info, board, self._etcd)
         self._exit.push_async_callback(self._entry.stop)
-        await self._entry.start(config.etcd)
+        await self._entry.start()
 
     async def _start_public(self, servicer: PublicServicer) -> None:
         server, self.public_address = self._bind(self._config.public_port, PUBLIC_SERVICE, None)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.common.config import setting
+from services.common.etcd_config import EtcdKeys, endpoints_setting
 from services.common.service_config import ServiceConfig
 
 
@@ -12,15 +13,15 @@ def _aliases(pairs: tuple[str, ...]) -> str | None:
 
 
 @dataclass(frozen=True)
-class GatewayConfig(ServiceConfig):
+class GatewayConfig(EtcdKeys, ServiceConfig):
     """Where the fleet's face listens, whom it asks, and whom it lets in."""
 
     port: int = setting(50051, "port of the public gRPC; 0 takes a free one", low=0, high=65535)
     http_port: int = setting(
         8080, "port of the OpenAI-compatible HTTP; 0 takes a free one", low=0, high=65535
     )
-    etcd: tuple[str, ...] = setting(
-        (), "host:port of etcd, where engines and balancers say that they live"
+    etcd: tuple[str, ...] = endpoints_setting(
+        "host:port of etcd, where engines and balancers say that they live"
     )
     engines: tuple[str, ...] = setting(
         (), "host:port of engines to ask for their models, when there is no etcd"

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from services.common import lifecycle, rpc, telemetry
 from services.common.config import ConfigError
-from services.common.etcd import Etcd
+from services.common.etcd_config import connect
 from services.common.metrics import MetricsServer
 from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX, RegistryView
 from services.gateway.balancers import Balancers
@@ -47,7 +47,7 @@ class GatewayService:
             exporter=exporter,
         )
         self._pool = ThreadPoolExecutor(config.text_threads, thread_name_prefix="text")
-        self._etcd = Etcd(config.etcd) if config.etcd else None
+        self._etcd = connect(config) if config.etcd else None
         self._engines = self._view_of_engines()
         self._balancer_view = (
             RegistryView(self._etcd, BALANCERS_PREFIX)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from services.common.config import ConfigError
-from services.common.etcd import Etcd
+from services.common.etcd_config import connect
 from services.common.registry import Registration
 from services.engine.eplb.controller import PlacementController
 from services.engine.eplb.placement_map import EngineLoads, Table, encode
@@ -43,7 +43,7 @@ class PlacementMember:
         self._shape = shape
         self._engine_id = engine_id
         self._load: Table = ((0,) * shape.num_experts,) * shape.num_layers
-        self._etcd = Etcd(config.etcd)
+        self._etcd = connect(config)
         store = PlacementStore(self._etcd, group_of(ready.model, ready.model_revision))
         self._applied_key = Registration(
             self._etcd, store.keys.applied(engine_id), lambda: encode(self._watcher.applied)
