@@ -4,6 +4,7 @@ import helm_python
 import pytest
 
 ENGINE = {"name": "a", "model": "m"}
+ETCD = {"endpoints": ["etcd:2379"]}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,15 @@ ENGINE = {"name": "a", "model": "m"}
         ({"redis": {"builtin": False}}, "redis.url"),
         ({"etcd": {"builtin": False}}, "etcd.endpoints"),
         ({"etcd": {"endpoints": ["http://etcd:2379"]}}, "/etcd/endpoints/0"),
+        ({"etcd": {"auth": {"user": "u", "existingSecret": "s"}}}, "etcd.endpoints: needed"),
+        ({"etcd": {"tls": {"existingSecret": "s"}}}, "etcd.endpoints: needed"),
+        ({"etcd": ETCD | {"auth": {"user": "u"}}}, "etcd.auth.existingSecret: needed"),
+        ({"etcd": ETCD | {"auth": {"existingSecret": "s"}}}, "etcd.auth.user: needed"),
+        (
+            {"etcd": ETCD | {"tls": {"clientCertificate": True}}},
+            "etcd.tls.existingSecret: needed",
+        ),
+        ({"balancer": {"config": {"etcd_user": "u"}}}, "/balancer/config.*etcd_user"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
         (
             {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 9}}},

@@ -116,6 +116,60 @@ def test_redis_secrets_become_files_of_the_kvcache_alone(render, config_of):
     assert holders == ["demo-inferfleet-kvcache"]
 
 
+ETCD = {"endpoints": ["e1:2379", "https://e2:2379"]}
+
+
+def test_etcd_secrets_become_files_of_those_who_have_a_part_in_it(render, config_of):
+    values = {
+        "etcd": {
+            **ETCD,
+            "auth": {"user": "fleet", "existingSecret": "auth", "key": "pw"},
+            "tls": {"existingSecret": "certs", "clientCertificate": True},
+        },
+        "engines": [{"name": "a", "model": "m"}],
+    }
+    made = render(values)
+    for name in ("gateway", "balancer", "engine"):
+        item = made.workloads(name)[0]
+        config = config_of(name, environ(item), SUPPLIED)
+        assert config.etcd == ("e1:2379", "https://e2:2379")
+        assert (config.etcd_user, config.etcd_password_file) == (
+            "fleet",
+            "/etc/inferfleet/etcd-auth/pw",
+        )
+        folder = "/etc/inferfleet/etcd-tls"
+        assert config.etcd_tls_ca_file == f"{folder}/ca.crt"
+        assert config.etcd_tls_cert_file == f"{folder}/tls.crt"
+        assert config.etcd_tls_key_file == f"{folder}/tls.key"
+        volumes = {v["name"]: v for v in item["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["etcd-auth"]["secret"]["secretName"] == "auth"
+        assert volumes["etcd-tls"]["secret"]["secretName"] == "certs"
+    holders = {w["metadata"]["name"] for w in made.workloads() if "etcd-auth" in str(w)}
+    assert "demo-inferfleet-kvcache" not in holders
+
+
+def test_each_file_that_a_service_is_told_of_is_mounted(case):
+    for item in case.workloads(*FLEET):
+        folders = tuple(f"{m['mountPath']}/" for m in container(item)["volumeMounts"])
+        for name, value in environ(item).items():
+            if name.endswith("_FILE"):
+                assert value.startswith(folders), name
+
+
+@pytest.mark.parametrize(
+    ("more", "keys"),
+    [
+        ({}, set()),
+        ({"auth": {"user": "u", "existingSecret": "s"}}, {"ETCD_USER", "ETCD_PASSWORD_FILE"}),
+        ({"tls": {"existingSecret": "s"}}, {"ETCD_TLS_CA_FILE"}),
+    ],
+)
+def test_an_etcd_that_asks_for_less_is_shown_less(render, more, keys):
+    made = render({"etcd": ETCD | more})
+    names = {name.removeprefix("INFERFLEET_") for name in environ(made.workloads("gateway")[0])}
+    assert {name for name in names if name.startswith("ETCD_")} == keys
+
+
 def test_without_kvcache_nobody_is_told_of_one_and_no_redis_runs(render):
     made = render({"kvcache": {"enabled": False}, "engines": [{"name": "a", "model": "m"}]})
     assert made.workloads("kvcache", "redis") == []

@@ -37,6 +37,22 @@ tls_key_file: /etc/inferfleet/tls/tls.key
 {{- end }}
 {{- end -}}
 
+{{/* Where etcd is, and what names the files of its Secrets: gateway, balancers and engines. */}}
+{{- define "inferfleet.etcdKeys" -}}
+etcd: {{ include "inferfleet.etcdEndpoints" . | quote }}
+{{- if .Values.etcd.auth.user }}
+etcd_user: {{ .Values.etcd.auth.user | quote }}
+etcd_password_file: /etc/inferfleet/etcd-auth/{{ .Values.etcd.auth.key }}
+{{- end }}
+{{- if .Values.etcd.tls.existingSecret }}
+etcd_tls_ca_file: /etc/inferfleet/etcd-tls/ca.crt
+{{- if .Values.etcd.tls.clientCertificate }}
+etcd_tls_cert_file: /etc/inferfleet/etcd-tls/tls.crt
+etcd_tls_key_file: /etc/inferfleet/etcd-tls/tls.key
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Keys of the KV-cache service that name files of Redis's Secrets. */}}
 {{- define "inferfleet.redisSecretKeys" -}}
 {{- if .Values.redis.auth.existingSecret }}

@@ -80,6 +80,27 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{/* Secrets of an etcd that asks for them, in the pods that have a part in it. */}}
+{{- define "inferfleet.etcdMounts" -}}
+{{- if .Values.etcd.auth.existingSecret }}
+- {name: etcd-auth, mountPath: /etc/inferfleet/etcd-auth, readOnly: true}
+{{- end }}
+{{- if .Values.etcd.tls.existingSecret }}
+- {name: etcd-tls, mountPath: /etc/inferfleet/etcd-tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "inferfleet.etcdVolumes" -}}
+{{- with .Values.etcd.auth.existingSecret }}
+- name: etcd-auth
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.etcd.tls.existingSecret }}
+- name: etcd-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end -}}
+
 {{/* Names of the pod that `advertise` and ids are made of. */}}
 {{- define "inferfleet.podEnv" -}}
 - name: POD_NAME

@@ -16,6 +16,18 @@
 {{- if and (not .Values.etcd.builtin) (not .Values.etcd.endpoints) -}}
 {{- $wrong = append $wrong "etcd.endpoints: set it, or etcd.builtin to try the chart out" -}}
 {{- end -}}
+{{- if and (not .Values.etcd.endpoints) (or .Values.etcd.auth.user .Values.etcd.auth.existingSecret .Values.etcd.tls.existingSecret) -}}
+{{- $wrong = append $wrong "etcd.endpoints: needed with etcd.auth or etcd.tls; the built-in etcd has neither" -}}
+{{- end -}}
+{{- if and .Values.etcd.auth.user (not .Values.etcd.auth.existingSecret) -}}
+{{- $wrong = append $wrong "etcd.auth.existingSecret: needed, because etcd.auth.user is set" -}}
+{{- end -}}
+{{- if and .Values.etcd.auth.existingSecret (not .Values.etcd.auth.user) -}}
+{{- $wrong = append $wrong "etcd.auth.user: needed, because etcd.auth.existingSecret is set" -}}
+{{- end -}}
+{{- if and .Values.etcd.tls.clientCertificate (not .Values.etcd.tls.existingSecret) -}}
+{{- $wrong = append $wrong "etcd.tls.existingSecret: needed, because etcd.tls.clientCertificate is set" -}}
+{{- end -}}
 {{- with .Values.gateway.autoscaling -}}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
 {{- $wrong = append $wrong "gateway.autoscaling.minReplicas: above maxReplicas" -}}
