@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,12 @@ def test_every_locked_package_has_its_digests(name):
     bare = [entry.split("==")[0] for entry in entries if entry.strip() and "sha256:" not in entry]
     assert bare == []
     assert re.search(r"^# fetch-mb: [1-9]\d*$", text, re.MULTILINE)
+
+
+def test_the_locks_hold_every_dependency_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    names = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in asked}
+    locks = "".join((ROOT / "requirements" / f"{n}.lock").read_text() for n in ("cuda", "dev"))
+    locked = set(re.findall(r"^([a-z0-9.-]+)==", locks, re.MULTILINE))
+    assert names - locked - {"inferfleet"} == set(), "run: make lock"
