@@ -13,6 +13,7 @@ CHECKS = {
     "import walls": ["lint-imports"],
     "protos": ["buf", "lint", "protos"],
     "stubs": ["python", "scripts/gen_protos.py", "--check"],
+    "chart schema": ["python", "scripts/gen_helm_schema.py", "--check"],
     "types": ["mypy"],
 }
 

@@ -152,7 +152,17 @@ def config_of() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def compose() -> dict[str, Any]:
     """docker-compose.yml with every ${NAME:-default} at its default."""
-    text = (ROOT / "docker-compose.yml").read_text()
+    return _compose_file("docker-compose.yml")
+
+
+@pytest.fixture(scope="session")
+def compose_etcd_tls() -> dict[str, Any]:
+    """What is laid over it for an etcd with TLS and a user."""
+    return _compose_file("docker-compose.etcd-tls.yml")
+
+
+def _compose_file(name: str) -> dict[str, Any]:
+    text = (ROOT / name).read_text()
     plain = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
     assert "${" not in plain, "a variable without a default"
     return yaml.safe_load(plain)

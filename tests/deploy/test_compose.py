@@ -94,3 +94,21 @@ def test_secrets_and_volumes_are_declared(compose):
         for volume in entry.get("volumes", []):
             source = volume.split(":")[0]
             assert source.startswith("./") or source in compose["volumes"]
+
+
+def test_with_an_etcd_of_ones_own_each_file_is_a_secret_that_is_there(
+    compose, compose_etcd_tls, config_of
+):
+    """As Compose lays one file over the other: environments by name, secrets one after another."""
+    more = compose_etcd_tls["services"]
+    assert set(more) == {name for name, service in OWN.items() if service != "kvcache"}
+    files = compose["secrets"] | compose_etcd_tls["secrets"]
+    for name, entry in more.items():
+        base = compose["services"][name]
+        config = config_of(OWN[name], base["environment"] | entry["environment"])
+        given = {f"/run/secrets/{secret}" for secret in base["secrets"] + entry["secrets"]}
+        named = {value for key, value in vars(config).items() if key.endswith("_file") and value}
+        assert named == given
+        assert {path.rpartition("/")[2] for path in named} <= set(files)
+        assert config.etcd != config_of(OWN[name], base["environment"]).etcd
+        assert config.etcd_user
