@@ -8,6 +8,13 @@ _STATUS = """\
 Ends with status 0 if all went well, 3 if there is nothing of the kind, 4 if somebody else wrote a
 map meanwhile, 5 if the map does not fit or an engine refused it, 1 otherwise.
 """
+_ETCD_FLAGS = {
+    "--etcd-tls-ca-file": "CA of etcd's certificate; with https:// the system's",
+    "--etcd-tls-cert-file": "client certificate, if etcd asks for one",
+    "--etcd-tls-key-file": "key of that certificate",
+    "--etcd-user": "user of etcd's own authentication",
+    "--etcd-password-file": "file with that user's password",
+}
 _ABOUT = """\
 The experts of a mixture-of-experts model lie in slots on the engine's ranks; busy experts may have
 several. All engines of a model follow one versioned map in etcd and go over to a new one between
@@ -106,6 +113,10 @@ def _action(
         metavar="HOST:PORT,...",
         help="etcd of the fleet; default: of the local fleet in --state-dir",
     )
+    for flag, help_text in _ETCD_FLAGS.items():
+        parser.add_argument(
+            flag, default="", metavar=flag.rpartition("-")[2].upper(), help=help_text
+        )
     parser.add_argument(
         "--group",
         default="",

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from inferfleet.cli.errors import CliError
 from inferfleet.cli.supervisor.state_dir import StateDir
+from services.common.config import ConfigError
 from services.common.etcd import Etcd, EtcdError
+from services.common.etcd_config import EtcdKeys, connect
 from services.engine.eplb.placement_map import Applied
 from services.engine.eplb.placement_store import GroupState, PlacementStore, list_groups
 from services.engine.runner import ExpertShape
@@ -38,10 +40,18 @@ class Target:
 async def connected(args: argparse.Namespace) -> AsyncIterator[Etcd]:
     """The etcd that was named, or the local fleet's; its failures in words."""
     endpoints = args.etcd or _local(args.state_dir)
+    keys = EtcdKeys(
+        etcd=tuple(endpoint.strip() for endpoint in endpoints.split(",")),
+        etcd_tls_ca_file=args.etcd_tls_ca_file,
+        etcd_tls_cert_file=args.etcd_tls_cert_file,
+        etcd_tls_key_file=args.etcd_tls_key_file,
+        etcd_user=args.etcd_user,
+        etcd_password_file=args.etcd_password_file,
+    )
     try:
-        etcd = Etcd([endpoint.strip() for endpoint in endpoints.split(",")], timeout_s=5.0)
-    except ValueError as error:
-        raise CliError(f"--etcd: {error}") from error
+        etcd = connect(keys, timeout_s=5.0)
+    except ConfigError as error:
+        raise CliError(f"--{error}", 2) from error
     try:
         yield etcd
     except EtcdError as error:

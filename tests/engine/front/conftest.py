@@ -148,8 +148,10 @@ async def start_front() -> AsyncIterator[Callable[..., Any]]:
             provider = TracerProvider(shutdown_on_exit=False)
             provider.add_span_processor(SimpleSpanProcessor(spans))
             keys.setdefault("engine_id", "engine-under-test")
-            config = FrontConfig(simulate="yes", **keys)
+            keys.setdefault("simulate", "yes")
+            config = FrontConfig(**keys)
             server = EngineServer(config, core, Telemetry(provider))
+            stack.push_async_callback(server.stop)  # also if it does not start
             await server.start()
             harness = Harness(server, core, spans)
             stack.push_async_callback(harness.close)
