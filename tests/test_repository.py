@@ -128,7 +128,8 @@ def test_every_locked_package_has_its_digests(name):
 
 def test_the_locks_hold_every_dependency_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    asked = [line for group in groups for line in group]
     names = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in asked}
     locks = "".join((ROOT / "requirements" / f"{n}.lock").read_text() for n in ("cuda", "dev"))
     locked = set(re.findall(r"^([a-z0-9.-]+)==", locks, re.MULTILINE))
