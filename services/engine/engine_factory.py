@@ -11,7 +11,6 @@ from services.common.text.byte_level import byte_assets
 from services.engine.config import EngineConfig
 from services.engine.constraints import Constraints
 from services.engine.fake_runner import FakeModel, FakeRunner
-from services.engine.grammar.vocabulary import grammar_setup
 from services.engine.grammar.wire import Setup
 from services.engine.kv_cache import KVCacheManager
 from services.engine.llm_engine import LLMEngine
@@ -80,12 +79,12 @@ def _constraints(
     if not (config.simulate or config.model):
         return Constraints()
 
-    def make_setup() -> Setup:
-        memory_bytes = config.grammar_memory_mib << 20
-        return grammar_setup(text_assets(config), info.vocab_size, info.eos_token_ids, memory_bytes)
-
+    setup = Setup(
+        model="" if config.simulate else config.model,
+        vocab_size=info.vocab_size,
+        eos_token_ids=list(info.eos_token_ids),
+        memory_bytes=config.grammar_memory_mib << 20,
+    )
     return Constraints(
-        partial(
-            SOMatcherBuilder, make_setup, timeout_s=config.grammar_timeout_s, on_done=on_grammar
-        )
+        partial(SOMatcherBuilder, setup, timeout_s=config.grammar_timeout_s, on_done=on_grammar)
     )

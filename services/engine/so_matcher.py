@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.engine.grammar.wire import Setup
+from services.engine.grammar.wire import Ready, Setup
 
 SLOW_TOKEN_S = 0.05
 """Time on this thread that one token may take; an ambiguous grammar takes ever more."""
@@ -40,16 +40,18 @@ class GrammarLoader:
 
         from services.engine.grammar.compiler_main import tokenizer_info
 
-        self.setup = setup
+        self._setup = setup
+        self._make_info = tokenizer_info
         self._deserialise = xgrammar.CompiledGrammar.deserialize_json
-        self._info = tokenizer_info(setup)
+        self._info: Any = None
         self._num_words = -(-setup.vocab_size // 32)
         bits = np.zeros(self._num_words * 32, dtype=np.uint8)
         bits[[i for i in setup.eos_token_ids if i < setup.vocab_size]] = 1
         self._end_words = np.packbits(bits, bitorder="little").view(np.int32)
 
-    def load(self, serialised: str) -> Grammar:
-        """The grammar, for this process's matchers."""
+    def load(self, serialised: str, ready: Ready) -> Grammar:
+        """The grammar, for this process's matchers; `ready` is what the compiler said first."""
+        self._info = self._info or self._make_info(self._setup, ready)
         compiled = self._deserialise(serialised, self._info)
         return Grammar(compiled, self._num_words, self._end_words, len(serialised))
 

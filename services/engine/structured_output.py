@@ -57,7 +57,7 @@ class SOMatcherBuilder:
 
     def __init__(
         self,
-        make_setup: Callable[[], Setup],
+        setup: Setup,
         *,
         timeout_s: float = 8.0,
         cached: int = 128,
@@ -66,14 +66,14 @@ class SOMatcherBuilder:
         """Start the thread.
 
         Args:
-            make_setup: called once on the thread, before the first compilation.
+            setup: the model's vocabulary; read before the first compilation.
             timeout_s: longest compilation.
             cached: most outcomes to keep.
             on_done: called on the thread whenever `pump` has something.
         """
-        self._make_setup = make_setup
+        self._setup = setup
         self._on_done = on_done
-        self._compiler = GrammarCompiler(timeout_s=timeout_s)
+        self._compiler = GrammarCompiler(setup, timeout_s=timeout_s)
         self._cached = cached
         self._grammars: OrderedDict[bytes, Built] = OrderedDict()
         self._cached_bytes = 0
@@ -174,11 +174,11 @@ class SOMatcherBuilder:
         """On the thread, whose edge this is: whatever fails in here must end one request only."""
         try:
             self._compiler.prepare()  # it loads while this thread does
-            loader = loader or GrammarLoader(self._make_setup())
-            outcome = self._compiler.compile(loader.setup, constraint)
-            if outcome.grammar is None:
+            loader = loader or GrammarLoader(self._setup)
+            outcome = self._compiler.compile(constraint)
+            if outcome.grammar is None or self._compiler.ready is None:
                 return loader, Built("", None, outcome.problem, outcome.reason)
-            return loader, Built("", loader.load(outcome.grammar))
+            return loader, Built("", loader.load(outcome.grammar, self._compiler.ready))
         except Exception:
             log.exception("a constraint of kind %s could not be compiled", constraint.kind)
             problem = "the grammar compiler is not available"

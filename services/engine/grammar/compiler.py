@@ -1,21 +1,27 @@
 """The engine's handle on the grammar compiler: one job at a time, killed when it takes too long."""
 
 import contextlib
+import logging
 import subprocess
 import sys
 import threading
 import time
+from typing import TypeVar
 
 from services.engine.grammar.wire import (
     TOO_COSTLY,
     UNAVAILABLE,
     Job,
     Outcome,
+    Ready,
     Setup,
     read_frame,
     write_frame,
 )
 from services.engine.sampling_params import Constraint
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _START_S = 60.0
 _ATTEMPTS = 2
@@ -26,7 +32,10 @@ Process = subprocess.Popen[bytes]
 class GrammarCompiler:
     """Owns the compiler's process; used by one thread, except `close`."""
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, setup: Setup, *, timeout_s: float) -> None:
+        self.ready: Ready | None = None
+        """What the process said when it started; equal for all its successors."""
+        self._setup = setup
         self._timeout_s = timeout_s
         self._process: Process | None = None
         self._is_set_up = False
@@ -46,7 +55,7 @@ class GrammarCompiler:
                 )
                 self._is_set_up = False
 
-    def compile(self, setup: Setup, constraint: Constraint) -> Outcome:
+    def compile(self, constraint: Constraint) -> Outcome:
         """Compile one constraint; a failure is a value with `problem`, never an exception.
 
         A process that dies in the middle gets a successor and the job a second try, in what is
@@ -54,13 +63,13 @@ class GrammarCompiler:
         """
         left_s = self._timeout_s
         for _ in range(_ATTEMPTS):
-            process = self._started(setup)
+            process = self._started()
             if process is None:
                 return self._failed("the grammar compiler is not available", UNAVAILABLE)
             self._number += 1
             job = Job(self._number, constraint.kind, constraint.text, constraint.choices)
             began = time.monotonic()
-            outcome = _ask(process, job, left_s)
+            outcome = _ask(process, job, Outcome, left_s)
             if outcome is not None:
                 return outcome
             self.stop()
@@ -83,22 +92,24 @@ class GrammarCompiler:
             self._closed = True
         self.stop()
 
-    def _started(self, setup: Setup) -> Process | None:
+    def _started(self) -> Process | None:
         self.prepare()
         process = self._process
         if process is None or self._is_set_up:
             return process
-        if _ask(process, setup, _START_S) is None:
+        ready = _ask(process, self._setup, Ready, _START_S)
+        if ready is None:
+            log.warning("the grammar compiler's process does not start")
             self.stop()
             return None
-        self._is_set_up = True
+        self.ready, self._is_set_up = ready, True
         return process
 
     def _failed(self, problem: str, reason: str) -> Outcome:
         return Outcome(self._number, problem=problem, reason=reason)
 
 
-def _ask(process: Process, message: Setup | Job, timeout_s: float) -> Outcome | None:
+def _ask(process: Process, message: Setup | Job, answer: type[T], timeout_s: float) -> T | None:
     """One frame out, one in; None if the process died, or was killed at the timeout."""
     if process.stdin is None or process.stdout is None:
         return None
@@ -107,7 +118,7 @@ def _ask(process: Process, message: Setup | Job, timeout_s: float) -> Outcome | 
     timer.start()
     try:
         write_frame(process.stdin, message)
-        return read_frame(process.stdout, Outcome)
+        return read_frame(process.stdout, answer)
     except (OSError, ValueError):
         return None
     finally:

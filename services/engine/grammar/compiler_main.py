@@ -1,6 +1,7 @@
 """The compiler's own process: a grammar that explodes takes this process with it and nothing else.
 
-Speaks length-prefixed msgpack on stdin and stdout: one `Setup`, then a `Job` in, an `Outcome` out.
+Speaks length-prefixed msgpack on stdin and stdout: `Setup` and `Ready`, then a `Job` in, an
+`Outcome` out.
 Run by `services.engine.grammar.compiler`, never by hand.
 """
 
@@ -14,10 +15,12 @@ from typing import Any
 
 import xgrammar
 
+from services.engine.grammar.vocabulary import model_vocabulary
 from services.engine.grammar.wire import (
     TOO_COSTLY,
     Job,
     Outcome,
+    Ready,
     Setup,
     read_frame,
     write_frame,
@@ -39,19 +42,21 @@ def main() -> int:
     setup = read_frame(sys.stdin.buffer, Setup)
     if setup is None:
         return 0
-    compiler = xgrammar.GrammarCompiler(tokenizer_info(setup), max_threads=1, cache_enabled=False)
+    ready = Ready(model_vocabulary(setup.model, setup.vocab_size))
+    info = tokenizer_info(setup, ready)
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     _limit_memory(setup.memory_bytes)
-    write_frame(sys.stdout.buffer, Outcome(0))
+    write_frame(sys.stdout.buffer, ready)
     while (job := read_frame(sys.stdin.buffer, Job)) is not None:
         write_frame(sys.stdout.buffer, _outcome(compiler, job))
     return 0
 
 
-def tokenizer_info(setup: Setup) -> Any:
+def tokenizer_info(setup: Setup, ready: Ready) -> Any:
     """xgrammar's view of a vocabulary; equal in the compiler's process and in the engine's."""
     return xgrammar.TokenizerInfo(
-        setup.vocabulary,
-        xgrammar.VocabType[setup.vocab_type],
+        ready.vocabulary,
+        xgrammar.VocabType.RAW,
         vocab_size=setup.vocab_size,
         stop_token_ids=setup.eos_token_ids,
     )

@@ -1,33 +1,30 @@
-"""A model's vocabulary as the grammar compiler wants it: the exact bytes of each id."""
+"""A model's vocabulary as grammars need it: the exact bytes of each id.
 
-from collections.abc import Sequence
+Made in the compiler's process: reading a tokenizer would stop the engine's threads for a while.
+"""
 
 from services.common.text import TextAssets, Tokenizer
-from services.engine.grammar.wire import Setup
+from services.common.text.byte_level import byte_assets
+from services.engine.loader import load_text_assets
 
-MEMORY_BYTES = 1 << 30
+
+def model_vocabulary(model: str, vocab_size: int) -> list[bytes]:
+    """The bytes of each id of a model given by path or name; empty: a token per byte.
+
+    Raises:
+        ModelFileError: files that cannot be read.
+    """
+    return vocabulary_of(load_text_assets(model) if model else byte_assets(), vocab_size)
 
 
-def grammar_setup(
-    assets: TextAssets,
-    vocab_size: int,
-    eos_token_ids: Sequence[int],
-    memory_bytes: int = MEMORY_BYTES,
-) -> Setup:
-    """The compiler's setup for a model.
+def vocabulary_of(assets: TextAssets, vocab_size: int) -> list[bytes]:
+    """Those that the detokenizer joins, so a grammar holds for the very text that a reader gets.
 
-    The bytes are those that the detokenizer joins, so a grammar holds for the very text that the
-    reader gets. Special and other added tokens have none: no free text may hold them. Ids that
-    only the logits have, or only the tokenizer, can never be drawn.
-
-    Args:
-        vocab_size: width of the logits.
-        eos_token_ids: all tokens that may end a complete answer.
-        memory_bytes: what one compilation may take.
+    Special and other added tokens have none: no free text may hold them. Ids that only the logits
+    have, or only the tokenizer, can never be drawn.
     """
     tokenizer = Tokenizer(assets)
-    vocabulary = [
+    return [
         b"" if tokenizer.is_added(token_id) else tokenizer.token_bytes(token_id)
         for token_id in range(min(vocab_size, tokenizer.vocab_size))
     ]
-    return Setup(vocabulary, "RAW", vocab_size, list(eos_token_ids), memory_bytes)

@@ -14,17 +14,23 @@ UNAVAILABLE = "COMPILER_UNAVAILABLE"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The vocabulary that grammars are compiled for."""
+    """What grammars are compiled for; answered by `Ready`."""
 
-    vocabulary: list[bytes]
-    """As tokenizer.json spells each token, in UTF-8; for RAW, the token's own bytes. Empty: the
-    token is never part of a text."""
-    vocab_type: str
-    """RAW, BYTE_FALLBACK or BYTE_LEVEL."""
+    model: str
+    """Path or known name; empty: a token per byte."""
     vocab_size: int
+    """Width of the logits."""
     eos_token_ids: list[int]
+    """All tokens that may end a complete answer."""
     memory_bytes: int
     """What one compilation may take beyond the idle process."""
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The compiler takes jobs."""
+
+    vocabulary: list[bytes]
+    """The bytes of each id; none for one that is never part of a text."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -35,7 +41,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`grammar` (serialised) or `problem`; neither for the answer to `Setup`."""
+    """`grammar` (serialised) or `problem`."""
 
     number: int
     grammar: str | None = None

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from services.common.text.byte_level import byte_assets
 from services.engine.constraints import Constraints
 from services.engine.fake_runner import FakeModel, FakeRunner
-from services.engine.grammar.vocabulary import grammar_setup
+from services.engine.grammar.wire import Setup
 from services.engine.sampling_params import Constraint
 from services.engine.structured_output import SOMatcherBuilder
 
@@ -45,10 +44,7 @@ class SharedBuilder(SOMatcherBuilder):
 
 @pytest.fixture(scope="module")
 def builder():
-    def make_setup():
-        return grammar_setup(byte_assets(), MODEL.vocab_size, [EOS_2, EOS])
-
-    made = SharedBuilder(make_setup, timeout_s=3)
+    made = SharedBuilder(Setup("", MODEL.vocab_size, [EOS_2, EOS], 1 << 30), timeout_s=3)
     yield made
     made.really_close()
 
