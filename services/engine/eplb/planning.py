@@ -89,7 +89,7 @@ def slots_in_use(current: PlacementMap | None, shape: ExpertShape, model_revisio
 
 
 def make_plan(load: Ints, old: Ints, shape: ExpertShape, settings: PlanSettings) -> Plan:
-    """The policy's map for this load, beside the old one.
+    """The policy's map for this load in the layers that it balances better, else the old one.
 
     Raises:
         PlacementShapeError: slots, ranks, nodes or groups that do not divide one another.
@@ -101,12 +101,15 @@ def make_plan(load: Ints, old: Ints, shape: ExpertShape, settings: PlanSettings)
     else:
         proposed = rebalance_experts_global(load, slots, ranks)
     new = keep_places(old, proposed.phy2log, ranks)
+    before = balancedness(from_phy2log(old, shape.num_experts), load, ranks)
+    after = balancedness(from_phy2log(new, shape.num_experts), load, ranks)
+    better = after > before
     return Plan(
         load=load,
-        before=balancedness(from_phy2log(old, shape.num_experts), load, ranks),
-        after=balancedness(from_phy2log(new, shape.num_experts), load, ranks),
+        before=before,
+        after=np.where(better, after, before),
         old=old,
-        new=new,
+        new=np.where(better[:, None], new, old),
         settings=settings,
     )
 

@@ -76,6 +76,23 @@ def test_the_draft_fits_and_says_where_it_is_from(make_loads, shape):
     assert (made.policy, made.version, made.window_rounds) == ("global", 0, 100)
 
 
+def test_a_layer_that_the_policy_would_balance_worse_stays_as_it_is(make_loads, shape):
+    """The policies are greedy: expert 1, hot and already on both ranks, would get a third copy."""
+    plan = plan_for([make_loads(load=((10, 10, 700, 10), (10, 700, 10, 10)))], shape)
+    assert plan.before[1] == plan.after[1] == 1.0
+    assert plan.moved[0] > 0
+    assert plan.moved[1] == 0
+
+
+@given(st.lists(st.integers(0, 1000), min_size=8, max_size=8))
+def test_a_plan_is_never_worse_than_what_is_in_use(counts):
+    shape = ExpertShape(num_layers=2, num_experts=4, num_slots=6, num_ranks=2)
+    old = slots_in_use(None, shape, REVISION)
+    plan = make_plan(np.array(counts).reshape(2, 4), old, shape, PlanSettings())
+    assert (plan.after >= plan.before).all()
+    assert all(set(row) == {0, 1, 2, 3} for row in plan.new.tolist())
+
+
 def test_what_stays_on_a_rank_keeps_its_slot():
     old = np.array([[0, 1, 2, 3, 4, 5]])
     new = np.array([[2, 6, 0, 5, 5, 3]])
