@@ -42,6 +42,11 @@ class Constraints:
         self._builder: SOMatcherBuilder | None = None
         self._held: dict[str, Request] = {}
 
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._held)
+
     def check_served(self, request: Request) -> None:
         """Raises UnimplementedError for a constraint where none is served."""
         constraint = request.params.constraint

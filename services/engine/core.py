@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 from services.common import telemetry
@@ -43,6 +44,7 @@ from services.engine.runner import ExpertPlacement, Runner
 log = logging.getLogger(__name__)
 
 _FORWARD_POLL_S = 1.0
+_ALIVE_S = 0.5
 _STUCK_POLL_S = 0.02
 _CHECK_POLL_S = 1.0
 """An idle core looks so often whether its expert ranks live; in a round it sees it at once."""
@@ -82,6 +84,7 @@ class _Loop:
         self._shutdown = False
         self._snapshot_wanted = False
         self._stuck = False
+        self._told_at = 0.0
         self._version = engine.experts.version
         experts = engine.info.experts
         self._idle_s = _CHECK_POLL_S if experts and experts.num_ranks > 1 else None
@@ -140,9 +143,16 @@ class _Loop:
         self._stuck = not (engine.worker.in_flight or result.step or result.marks)
         snapshot = engine.cache_snapshot() if self._snapshot_wanted else None
         self._snapshot_wanted = False
-        if self._stuck and snapshot is None:
+        if self._stuck and snapshot is None and not self._is_compiling():
             return
+        self._told_at = time.monotonic()
         self._link.send([self._report(result, snapshot)])
+
+    def _is_compiling(self) -> bool:
+        """Whether it is time to say that this loop lives although only grammars are awaited: that
+        is no stall, and no other engine would be sooner."""
+        held = self._engine.constraints.num_held
+        return held > 0 and time.monotonic() - self._told_at > _ALIVE_S
 
     def _report(self, result: StepResult, snapshot: list[StoredBlocks] | None) -> RoundReport:
         engine, experts = self._engine, self._engine.experts
