@@ -202,7 +202,7 @@ def test_other_numerics():
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [("json_schema", "{}"), ("regex", "x"), ("ebnf", "x"), ("structural_tag", "x")],
+    [("json_schema", "{}"), ("regex", "x"), ("ebnf", "x"), ("structural_tag", "{}")],
 )
 def test_a_constraint_is_handed_on(kind, text):
     generate = request(constraint=inference_pb2.Constraint(**{kind: text}))

@@ -268,6 +268,19 @@ def wait_until_running(builder: SOMatcherBuilder) -> None:
         (Constraint("choice", "", ("a", "")), "constraint.choice"),
         (Constraint("ebnf", "x" * 70_000), "constraint.ebnf"),
         (Constraint("ebnf", ""), "constraint.ebnf"),
+        (Constraint("structural_tag", "{"), "constraint.structural_tag"),
+        (
+            Constraint(
+                "structural_tag",
+                '{"format":{"type":"or","elements":[{"type":"json_schema","json_schema":'
+                '{"type":"integer","multipleOf":2}}]}}',
+            ),
+            "constraint.structural_tag",
+        ),
+        (
+            Constraint("structural_tag", '{"format":{"type":"regex","pattern":"(?=a)b"}}'),
+            "constraint.structural_tag",
+        ),
         (Constraint("haiku", ""), "constraint"),
     ],
 )
