@@ -13,6 +13,8 @@ examples:
   inferfleet generate --chat "What is the capital of France?" --temperature 0
   inferfleet generate "Once upon a time" --max-tokens 64 --seed 7 --stop "."
   inferfleet generate --token-ids 504,3575,282 --json
+  inferfleet generate "A city as JSON:" --json-schema city.schema.json
+  inferfleet generate "A phone number: " --regex "[0-9]{3}-[0-9]{4}"
 """
 
 
@@ -29,6 +31,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--token-ids", metavar="1,2,3", help="ready token ids instead of PROMPT")
     parser.add_argument("--model", default="", help="served name (default: the only one served)")
     add_sampling(parser)
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument(
+        "--json-schema", metavar="FILE|TEXT", help="the answer is JSON of this JSON Schema"
+    )
+    shape.add_argument("--regex", metavar="R", help="the answer matches this regular expression")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 
@@ -120,7 +127,21 @@ def _request(args: argparse.Namespace) -> pb.GenerateRequest:
         else:
             request.text = text
     set_sampling(request, args)
+    if args.json_schema is not None:
+        request.constraint.json_schema = _schema(args.json_schema)
+    if args.regex is not None:
+        request.constraint.regex = args.regex
     return request
+
+
+def _schema(given: str) -> str:
+    """JSON text as it stands, or the content of a file."""
+    if given.lstrip().startswith("{"):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"--json-schema: no JSON text, and no readable file: {error}", 2) from error
 
 
 def _ids(text: str) -> list[int]:

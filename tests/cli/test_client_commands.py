@@ -59,9 +59,21 @@ def test_token_ids_and_standard_input(gateway, monkeypatch, capsys):
     assert servicer.requests[1].text == "from a pipe"
 
 
+def test_a_constraint_comes_from_a_file_or_from_the_flag(gateway, tmp_path):
+    servicer, address = gateway
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "null"}')
+    for flags in (["--json-schema", str(schema)], ["--json-schema", "{}"], ["--regex", "a+"]):
+        assert main(["generate", "x", *flags, "--address", address]) == 0
+    asked = [request.constraint for request in servicer.requests]
+    assert [one.json_schema for one in asked] == ['{"type": "null"}', "{}", ""]
+    assert asked[2].regex == "a+"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
+        (["generate", "x", "--json-schema", "none.json"], 2, "--json-schema: no JSON text"),
         (["generate"], 2, "give either PROMPT or --token-ids"),
         (["generate", "x", "--token-ids", "1"], 2, "give either PROMPT or --token-ids"),
         (["generate", "--token-ids", "1,-2"], 2, "--token-ids: expected numbers"),
