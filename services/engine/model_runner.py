@@ -1,5 +1,6 @@
 """`ModelRunner`: the torch side of an engine; owns weights, block tensors and the device."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,11 +136,8 @@ class ModelRunner:
             self._dtype,
             self._device,
         )
-        if self._experts:
-            self._experts.begin_round()
-        hidden = self._model.forward(data, self._caches)
-        if self._experts:
-            self._experts.end_round()
+        with self._experts.round() if self._experts else contextlib.nullcontext():
+            hidden = self._model.forward(data, self._caches)
         logits = self._model.logits(hidden.index_select(0, data.sampled_rows))
         return Hidden(logits, self._prompt_logprobs(hidden, data))
 

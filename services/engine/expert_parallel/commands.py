@@ -42,20 +42,24 @@ class ApplyNext(msgspec.Struct, tag=True, frozen=True):
     """Use the map that was prepared."""
 
 
-class Joined(msgspec.Struct, tag=True, frozen=True):
-    """The only answer of a rank that serves."""
+class Loaded(msgspec.Struct, tag=True, frozen=True):
+    """The first answer: the experts are in memory."""
 
     weights_bytes: int
 
 
-class JoinFailed(msgspec.Struct, tag=True, frozen=True):
-    """The only answer of a rank that cannot."""
+class Joined(msgspec.Struct, tag=True, frozen=True):
+    """The second and last answer: all ranks have met, and this one needs the store no more."""
+
+
+class LoadFailed(msgspec.Struct, tag=True, frozen=True):
+    """The first and only answer of a rank that cannot serve."""
 
     message: str
 
 
 Command = Join | RunRound | BeginPlacement | PrepareNext | ApplyNext
-Answer = Joined | JoinFailed
+Answer = Loaded | LoadFailed | Joined
 
 _commands = msgspec.msgpack.Decoder(Command)
 _answers = msgspec.msgpack.Decoder(Answer)

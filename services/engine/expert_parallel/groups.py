@@ -68,7 +68,7 @@ class GlooGroup:
         self._options = dist.AllToAllOptions()
         try:
             store = dist.FileStore(store_path, size)
-            self._group = dist.ProcessGroupGloo(store, rank, size, options)
+            self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
             raise RunnerFailedError(f"expert rank {rank} found no others: {error}") from error
 
@@ -83,8 +83,10 @@ class GlooGroup:
         return self._all_to_all(rows.contiguous(), send, receive)
 
     def close(self) -> None:
-        """See Group."""
-        self._group.abort()
+        """See Group. The group's threads must end before the interpreter does, or it aborts."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
 
     def _all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         out = rows.new_empty(sum(receive), *rows.shape[1:])

@@ -1,10 +1,13 @@
 """Rank 0's side: it starts the other ranks, tells them what to do and sees when one is gone."""
 
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from kernels.dispatch import Kernels
@@ -13,13 +16,16 @@ from services.engine.config import EngineConfig
 from services.engine.eplb.reload import check_placement, first_placement, missing_experts
 from services.engine.expert_parallel.bank import ExpertBank
 from services.engine.expert_parallel.commands import (
+    Answer,
     ApplyNext,
     BeginPlacement,
     Channel,
     ChannelClosedError,
     Command,
     Join,
-    JoinFailed,
+    Joined,
+    Loaded,
+    LoadFailed,
     PrepareNext,
     RunRound,
 )
@@ -35,6 +41,7 @@ from services.engine.runner import (
 )
 
 _END_S = 3.0
+_POLL_S = 0.01
 
 
 def expert_shape(config: EngineConfig, moe: MoeConfig) -> ExpertShape:
@@ -73,20 +80,22 @@ class ExpertLeader:
         self._shape = shape
         self._revision = model_revision
         self._ranks: list[_Rank] = []
+        self._group: Group = LoneGroup()
         self._next: ExpertPlacement | None = None
         self._steps_left = 0
         placement = first_placement(shape, model_revision)
         try:
             with tempfile.TemporaryDirectory(prefix="inferfleet-experts-") as folder:
                 store = str(Path(folder) / "store")
-                for rank in range(1, shape.num_ranks):
-                    self._ranks.append(_Rank(Join(config, shape, placement, rank, store)))
+                for number in range(1, shape.num_ranks):
+                    self._ranks.append(_Rank(Join(config, shape, placement, number, store)))
                 bank = ExpertBank(weights, kernels, shape, 0, placement)
-                self._bytes = bank.nbytes + sum(rank.joined() for rank in self._ranks)
-                group: Group = LoneGroup()
+                self._bytes = bank.nbytes + sum(rank.loaded() for rank in self._ranks)
                 if self._ranks:
-                    group = GlooGroup(store, 0, shape.num_ranks)
-                self.run = Experts(bank, shape, group, config.expert_load_window)
+                    self._group = GlooGroup(store, 0, shape.num_ranks)
+                for rank in self._ranks:
+                    rank.joined()
+                self.run = Experts(bank, shape, self._group, config.expert_load_window)
         except BaseException:
             self.close()
             raise
@@ -106,12 +115,19 @@ class ExpertLeader:
         """The map in use."""
         return self.run.placement
 
-    def begin_round(self) -> None:
-        """Call before the first layer of a round."""
-        self._tell(RunRound())
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """The other ranks serve while the layers of one round run.
 
-    def end_round(self) -> None:
-        """Call after the last layer of a round."""
+        Raises:
+            RunnerFailedError: a rank is gone, or says nothing any more.
+        """
+        self._tell(RunRound())
+        try:
+            yield
+        except RunnerFailedError:
+            self._blame()
+            raise
         self.run.end_round()
 
     def prepare(self, placement: ExpertPlacement) -> bool:
@@ -140,9 +156,17 @@ class ExpertLeader:
 
     def close(self) -> None:
         """End the other ranks; idempotent."""
+        self._group.close()
         for rank in self._ranks:
             rank.close()
         self._ranks = []
+
+    def _blame(self) -> None:
+        """A lost connection says less than the end of the process behind it, if that comes."""
+        limit = time.monotonic() + _END_S / 3
+        while time.monotonic() < limit:
+            self.check()
+            time.sleep(_POLL_S)
 
     def _begin(self, placement: ExpertPlacement) -> None:
         ranks = range(self._shape.num_ranks)
@@ -174,15 +198,18 @@ class _Rank:
         self._channel = Channel(ours)
         self.send(join)
 
-    def joined(self) -> int:
-        """Wait until it serves; gives the bytes of its experts."""
-        try:
-            answer = self._channel.next_answer()
-        except ChannelClosedError:
-            raise self._gone() from None
-        if isinstance(answer, JoinFailed):
+    def loaded(self) -> int:
+        """Wait for its experts; gives their bytes."""
+        answer = self._answer()
+        if isinstance(answer, LoadFailed):
             raise ModelFileError(f"expert rank {self._number}: {answer.message}")
+        assert isinstance(answer, Loaded), answer
         return answer.weights_bytes
+
+    def joined(self) -> None:
+        """Wait until it has met all others."""
+        answer = self._answer()
+        assert isinstance(answer, Joined), answer
 
     def send(self, command: Command) -> None:
         try:
@@ -201,6 +228,12 @@ class _Rank:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _answer(self) -> Answer:
+        try:
+            return self._channel.next_answer()
+        except ChannelClosedError:
+            raise self._gone() from None
 
     def _gone(self) -> RunnerFailedError:
         try:

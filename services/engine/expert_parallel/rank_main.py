@@ -25,7 +25,8 @@ from services.engine.expert_parallel.commands import (
     ChannelClosedError,
     Join,
     Joined,
-    JoinFailed,
+    Loaded,
+    LoadFailed,
     PrepareNext,
     RunRound,
 )
@@ -53,10 +54,11 @@ def serve(channel: Channel) -> None:
     try:
         bank = _load(command)
     except ModelFileError as error:
-        channel.send(JoinFailed(message=str(error)))
+        channel.send(LoadFailed(message=str(error)))
         return
-    channel.send(Joined(weights_bytes=bank.nbytes))
+    channel.send(Loaded(weights_bytes=bank.nbytes))
     group = GlooGroup(command.store_path, command.rank, command.shape.num_ranks)
+    channel.send(Joined())
     window = 1  # rank 0 counts: the rows are its own
     experts = Experts(bank, command.shape, group, window)
     while True:
