@@ -36,6 +36,7 @@ class Registration:
         self._value_fn = value_fn
         self._ttl_s = ttl_s
         self._lease = 0
+        self._renew_at = 0.0
         self._changed = asyncio.Event()
         self._registered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -104,16 +105,22 @@ class Registration:
             await self._etcd.keep_alive(self._lease)
         else:
             self._lease = await self._etcd.grant_lease(self._ttl_s)
+        self._renewal_is_due_in(self._ttl_s / 3)
         await self._write()
 
     async def _keep(self) -> None:
         """One turn: write a changed value, or renew the lease and see that the key stands."""
-        try:
-            # Not wait_for: Python 3.11's loses a cancellation that meets the event (bpo-37658).
-            async with asyncio.timeout(self._ttl_s / 3):
-                await self._changed.wait()
-        except TimeoutError:
+        # A write renews no lease, so one that is due comes before any number of changes.
+        if asyncio.get_running_loop().time() < self._renew_at:
+            try:
+                # Not wait_for: Python 3.11's loses a cancellation that meets the event (bpo-37658).
+                async with asyncio.timeout_at(self._renew_at):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+        else:
             await self._etcd.keep_alive(self._lease)
+            self._renewal_is_due_in(self._ttl_s / 3)
             standing = await self._etcd.get(self._key)
             if standing is not None:
                 if standing.lease != self._lease and self._registered.is_set():
@@ -121,6 +128,9 @@ class Registration:
                     self._registered.clear()
                 return
         await self._write()
+
+    def _renewal_is_due_in(self, seconds: float) -> None:
+        self._renew_at = asyncio.get_running_loop().time() + seconds
 
     async def _write(self) -> None:
         self._changed.clear()

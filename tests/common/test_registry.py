@@ -211,3 +211,19 @@ async def test_a_minute_without_etcd(start_etcd, with_data):
     await registration.stop()
     await view.stop()
     await etcd.close()
+
+
+async def test_a_value_that_changes_all_the_time_keeps_its_lease(etcd, etcd_prefix):
+    """Writing a key does not renew the lease it hangs on."""
+    key = f"{etcd_prefix}busy"
+    registration = Registration(etcd, key, lambda: b"", ttl_s=2)
+    await registration.start()
+    await registration.wait_registered()
+    lease = (await etcd.get(key)).lease
+    ends = time.monotonic() + 4.5  # more than twice its time to live
+    while time.monotonic() < ends:
+        registration.refresh_soon()
+        await asyncio.sleep(0.05)
+        assert (found := await etcd.get(key)) is not None
+        assert found.lease == lease
+    await registration.stop()
