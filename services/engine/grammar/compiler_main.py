@@ -8,6 +8,7 @@ Run by `services.engine.grammar.compiler`, never by hand.
 import ctypes
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -31,6 +32,8 @@ MAX_WHITESPACE = 8
 # The engine's own threads go first: streams that run must not feel a compilation.
 _NICE = 5
 _PR_SET_PDEATHSIG = 1
+# Of xgrammar's messages: "[12:00:00] /file.cc:1: " and "Check failed: (…) is false: ".
+_PLACE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?(Check failed: .* is false: )?")
 
 
 def main() -> int:
@@ -72,7 +75,7 @@ def _outcome(compiler: Any, job: Job) -> Outcome:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if "bad_alloc" in lines[-1]:
             return _over_memory(job)
-        return Outcome(job.number, problem=lines[-1][:300])
+        return Outcome(job.number, problem=_PLACE.sub("", lines[-1])[:300])
 
 
 def _over_memory(job: Job) -> Outcome:

@@ -204,7 +204,9 @@ def test_a_bad_grammar_is_told_by_the_compiler(builder):
     built = wait_for(builder, Constraint("ebnf", "root ::= nobody"))
     assert built.grammar is None
     assert built.reason == INVALID
-    assert built.problem
+    assert built.problem.startswith("EBNF parser error at line 1, column 10")
+    tag = wait_for(builder, Constraint("structural_tag", '{"type":"structural_tag"}'))
+    assert tag.problem.startswith("Invalid structural tag error: Structural tag must have a format")
 
 
 def test_a_compiler_that_was_killed_gets_a_successor():
