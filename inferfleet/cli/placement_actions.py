@@ -191,7 +191,8 @@ def _planned(args: argparse.Namespace, target: Target, shape: ExpertShape) -> tu
             )
     else:
         load = sum_loads(state.loads.values(), target.shape, target.model_revision)
-        tokens_from = f"load of the last {_window(target)} rounds of {len(state.loads)} engines"
+        engines = f"{len(state.loads)} engine{'s' if len(state.loads) > 1 else ''}"
+        tokens_from = f"load of the last {_window(target)} rounds of {engines}"
         if not load.any():
             raise CliError(
                 "the engines have counted no tokens yet: send requests, or give --loads",
