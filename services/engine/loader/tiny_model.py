@@ -57,6 +57,8 @@ def write_tiny_model(folder: Path, shape: TinyShape | None = None) -> Path:
         raise ValueError(f"kind {shape.kind!r} is none of {', '.join(KINDS)}")
     if shape.hidden_size % (2 * shape.num_heads) or shape.num_heads % shape.num_kv_heads:
         raise ValueError("hidden_size must be an even multiple of heads, heads one of kv heads")
+    if not 1 <= shape.top_k <= shape.num_experts:
+        raise ValueError(f"top_k {shape.top_k} is not within 1 and num_experts")
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _byte_tokenizer()
     vocab_size = tokenizer.get_vocab_size()

@@ -1,0 +1,95 @@
+"""A placement's way into use, step by step, over a runner without tensors."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from services.engine.expert_control import LOADS_INTERVAL_S, ExpertControl
+from services.engine.fake_runner import FakeModel, FakeRunner
+from services.engine.runner import ExpertPlacement, PlacementRefusedError
+from services.engine.worker import Worker
+
+MODEL = FakeModel.parse("experts=3,moe_layers=2,slots=4,ranks=2")
+ROWS = ((0, 1, 2, 2), (2, 1, 0, 0))
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    made = Worker(lambda: FakeRunner(4, MODEL))
+    yield made
+    made.close()
+
+
+def placement(worker: Worker, version: int, rows=ROWS) -> ExpertPlacement:
+    return ExpertPlacement(version, rows, worker.describe().model_revision)
+
+
+def settle(control: ExpertControl, worker: Worker, done: Callable[[], bool]) -> None:
+    """Advance as rounds would, each after what was handed over has ended."""
+    for _ in range(20):
+        control.advance()
+        if done():
+            return
+        worker.expert_loads().result()
+    raise AssertionError("it does not settle")
+
+
+def test_a_map_is_prepared_in_steps_and_used_once_exchanged(worker: Worker) -> None:
+    control = ExpertControl(worker)
+    assert not control.pending
+    control.want(placement(worker, 5))
+    seen = []
+    settle(control, worker, lambda: seen.append(control.version) or not control.pending)
+    assert seen.count(0) >= 2
+    assert seen[-1] == control.version == 5
+    assert not control.news
+
+
+def test_a_refusal_is_told_once_and_the_old_map_stays(worker: Worker) -> None:
+    control = ExpertControl(worker)
+    control.want(placement(worker, 5, ROWS[:1]))
+    settle(control, worker, lambda: control.news)
+    assert not control.pending
+    version, reason = control.take_rejection()
+    assert (version, control.version) == (5, 0)
+    assert "1 layers, the model has 2" in reason
+    assert control.take_rejection() is None
+
+
+def test_the_last_of_several_maps_is_used(worker: Worker) -> None:
+    control = ExpertControl(worker)
+    seen = set()
+    control.want(placement(worker, 1))
+    control.advance()
+    control.want(placement(worker, 2, ROWS[::-1]))
+    settle(control, worker, lambda: seen.add(control.version) or not control.pending)
+    assert seen == {0, 2}
+
+
+def test_a_good_map_after_a_bad_one_is_used(worker: Worker) -> None:
+    control = ExpertControl(worker)
+    control.want(placement(worker, 1, ROWS[:1]))
+    control.advance()
+    control.want(placement(worker, 2))
+    settle(control, worker, lambda: not control.pending)
+    assert control.version == 2
+    assert control.take_rejection()[0] == 1
+
+
+def test_what_is_not_prepared_is_not_used(worker: Worker) -> None:
+    with pytest.raises(PlacementRefusedError, match="version 3 is not prepared"):
+        worker.apply_placement(3).result()
+
+
+def test_loads_come_once_an_interval(worker: Worker) -> None:
+    now = [0.0]
+    control = ExpertControl(worker, lambda: now[0])
+    assert control.poll_loads() is None
+    worker.expert_loads().result()
+    assert control.poll_loads() is None
+    for _ in range(2):
+        now[0] += LOADS_INTERVAL_S
+        assert control.poll_loads() is None  # asked for now, there next time
+        worker.expert_loads().result()
+        assert control.poll_loads() == ((0, 0, 0), (0, 0, 0))
+        assert control.poll_loads() is None
