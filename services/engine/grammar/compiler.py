@@ -23,7 +23,7 @@ from services.engine.sampling_params import Constraint
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_START_S = 60.0
+_START_S = 180.0
 _ATTEMPTS = 2
 
 Process = subprocess.Popen[bytes]

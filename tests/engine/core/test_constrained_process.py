@@ -14,6 +14,8 @@ from services.engine.core_link import CoreDiedError, CoreLink
 from services.engine.messages import AddRequest
 from services.engine.sampling_params import Constraint, SamplingParams
 
+# The first constraint waits for a process that loads xgrammar.
+pytestmark = pytest.mark.timeout(240)
 CONFIG = EngineConfig(
     simulate="vocab_size=259,max_model_len=2048,eos=258,forward_ms=2", grammar_timeout_s=3
 )
@@ -39,7 +41,7 @@ class Core:
 
     async def read(self, *keys: str) -> None:
         """Until all of them have ended."""
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(120):
             async for report in self.link:
                 self.steps.append(report.step)
                 for output in report.outputs:

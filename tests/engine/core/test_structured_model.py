@@ -10,7 +10,7 @@ from services.common.errors import InvalidArgumentError
 from services.engine.llm import LLM
 from services.engine.sampling_params import Constraint, SamplingParams
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 PERSON = {
     "type": "object",
