@@ -125,8 +125,8 @@ class Answer:
 class FleetUnderTest:
     """A running fleet."""
 
-    def __init__(self, command: Command, state_dir: Path) -> None:
-        self.command = command
+    def __init__(self, command: Command | None, state_dir: Path) -> None:
+        self._command = command
         self.state_dir = state_dir
         record = StateDir(state_dir).read_record()
         assert record is not None
@@ -140,6 +140,10 @@ class FleetUnderTest:
 
     def close(self) -> None:
         self._channel.close()
+
+    def said(self, words: str) -> bool:
+        """Whether the supervisor has printed it."""
+        return self._command is not None and any(words in one for one in self._command.lines)
 
     def status(self) -> dict[str, Any]:
         return ask(self.state_dir, "status")
@@ -247,17 +251,16 @@ def golden() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def start_command() -> Iterator[Callable[..., Command]]:
-    """Starts further long commands; what a test leaves running is ended after it."""
-    started: list[Command] = []
+def fleet_at() -> Iterator[Callable[[Path], FleetUnderTest]]:
+    """A hold on a fleet that a test has started by itself, by its state directory."""
+    with contextlib.ExitStack() as held:
 
-    def start(*arguments: str) -> Command:
-        started.append(Command(*arguments))
-        return started[-1]
+        def hold(state_dir: Path) -> FleetUnderTest:
+            fleet = FleetUnderTest(None, state_dir)
+            held.callback(fleet.close)
+            return fleet
 
-    yield start
-    for command in started:
-        command.end(signal.SIGTERM)
+        yield hold
 
 
 @pytest.fixture
