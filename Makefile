@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 ENGINES ?= 2
 ARGS   ?=
 
+# Tools of the environment (grpcurl, buf) are found by name; bootstrap must not find its python.
+PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+
 .DEFAULT_GOAL := help
 .PHONY: help run up down check format test test-tools verify gpu bench protos lock venv dev model clean
 
@@ -28,16 +31,16 @@ format: dev ## Rewrite the code in the one format
 	@$(BIN)/ruff check --fix .
 
 test: dev ## All tests that need nothing but this virtual environment (ARGS="-k gateway")
-	@$(BIN)/python -m pytest -m "not tools and not verify and not gpu" $(ARGS)
+	@$(PYTEST) -m "not tools and not verify and not gpu" $(ARGS)
 
 test-tools: dev ## Tests with Node, Chromium, podman, Go …: a missing tool fails by name
-	@$(BIN)/python -m pytest -m tools $(ARGS)
+	@$(PYTEST) -m tools $(ARGS)
 
 verify: dev ## The long runs: soak, faults, many random histories
-	@$(BIN)/python -m pytest -m verify --timeout 1800 $(ARGS)
+	@$(PYTEST) -m verify --timeout 1800 $(ARGS)
 
 gpu: dev ## Tests and kernels on a CUDA device
-	@$(BIN)/python -m pytest tests/device -m gpu --timeout 600 $(ARGS)
+	@$(PYTEST) tests/device -m gpu --timeout 600 $(ARGS)
 
 bench: dev ## The engine beside transformers; see benchmarks/README.md (ARGS="--batch 8")
 	@$(BIN)/python -m benchmarks.bench_engine $(ARGS)

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 from inferfleet.cli.errors import CliError
 from inferfleet.cli.supervisor.state_dir import StateDir
@@ -36,12 +37,22 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(POLL_S)
         _signal(pid)  # a second signal ends the drain
     deadline = time.monotonic() + args.timeout
-    while state.is_claimed():
+    while state.is_claimed() or not _has_ended(pid):
         if time.monotonic() > deadline:
             raise CliError(f"the supervisor (pid {pid}) is still stopping after {args.timeout:g} s")
         time.sleep(POLL_S)
     print("stopped")
     return 0
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with contextlib.suppress(OSError):  # ended, but nobody has asked for its status yet
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return False
 
 
 def _signal(pid: int) -> None:
