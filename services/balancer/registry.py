@@ -206,12 +206,20 @@ class EngineRegistry:
                 continue
             if not member.stalled(now):
                 self._stalled.discard(member)
-            elif member not in self._stalled:
+            elif member not in self._stalled and self._another_serves(member, now):
                 self._stalled.add(member)
                 moved = member.give_up("the engine makes no progress")
                 log.warning(
                     "engine %s stalled: %d streams moved away", member.info.engine_id, moved
                 )
+
+    def _another_serves(self, member: Member, now: float) -> bool:
+        """Whether giving up could help: a stream that nobody else can take waits for its engine."""
+        others = (other for other in self._members.values() if other is not member)
+        return any(
+            other.info.model == member.info.model and other.state(now) is EngineState.SERVING
+            for other in others
+        )
 
     def _remove(self, member: Member, reason: str) -> None:
         log.info("engine %s left: %s", member.info.engine_id, reason)

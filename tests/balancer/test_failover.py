@@ -153,6 +153,24 @@ async def test_a_stream_that_ends_early_is_carried_on(fleet, engine_request, as_
     assert as_seen(await fleet.ask(request)) == undisturbed(request)
 
 
+@pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.3}], indirect=True)
+async def test_a_slow_engine_keeps_its_streams_while_nobody_else_could_take_them(
+    fleet, engine_request, as_seen, undisturbed, wait_until
+):
+    slow = await fleet.add("slow")
+    slow.hang_after = 2
+    request = engine_request()
+    asking = asyncio.create_task(fleet.ask(request))
+    await wait_until(lambda: slow.requests, "the engine has it")
+    slow.load.running_requests = 1
+    slow.load.last_progress_age_s = 60
+    await fleet.until_state("slow", "stalled")
+    await asyncio.sleep(0.5)  # several sweeps
+    assert not asking.done()
+    await fleet.add("quick")
+    assert as_seen(await asking) == undisturbed(request)
+
+
 @pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.5}], indirect=True)
 @pytest.mark.parametrize("hang_after", [0, 3])
 async def test_an_engine_without_progress_is_given_up(

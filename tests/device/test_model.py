@@ -20,7 +20,7 @@ def test_greedy_tokens_equal_the_golden():
     wanted = [item["output_ids"] for item in items]
     params = [SamplingParams(temperature=0, max_tokens=len(ids)) for ids in wanted]
     with LLM("smollm2-135m-instruct", device="cuda", kv_memory="1GiB") as llm:
-        alone = [llm.generate(p, own)[0].token_ids for p, own in zip(prompts, params, strict=True)]
-        batch = [output.token_ids for output in llm.generate(prompts, params)]
-    assert [list(ids) for ids in alone] == wanted
-    assert [list(ids) for ids in batch] == wanted
+        alone = [llm.generate(p, own)[0] for p, own in zip(prompts, params, strict=True)]
+        batch = llm.generate(prompts, params)
+    assert [list(output.choices[0].token_ids) for output in alone] == wanted
+    assert [list(output.choices[0].token_ids) for output in batch] == wanted

@@ -83,7 +83,7 @@ class TestGenerate:
 
     async def test_the_callers_deadline_passes_through(self, stub, engine):
         await texts(stub.Generate(request(), timeout=5))
-        assert 3 < engine.timeouts[0] <= 5
+        assert 3 < engine.timeouts[0] < 6  # gRPC rounds what it sends
 
     async def test_complete_gathers_the_stream(self, stub, engine):
         answer = await stub.Complete(request(sampling={"n": 2, "seed": 7}))

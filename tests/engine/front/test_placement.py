@@ -57,6 +57,9 @@ def tiny_moe(tmp_path_factory):
 
 
 async def _start(start_front, etcd_endpoint, tiny_moe):
+    etcd = Etcd([etcd_endpoint])
+    await etcd.delete_prefix("/inferfleet/placement/")  # groups of other tests share this etcd
+    await etcd.close()
     return await start_front(
         core=CoreLink(),
         simulate="",

@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
 
 def tokens(folder, params) -> list[list[int]]:
     with LLM(str(folder), device="cpu", block_size=8, num_blocks=64, threads=1) as llm:
-        return [list(out.token_ids) for out in llm.generate(PROMPTS, params)]
+        return [list(out.choices[0].token_ids) for out in llm.generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize(
