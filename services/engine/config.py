@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from services.common.config import setting
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "shortest_prefill", "tenant_fair")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class EngineConfig:
         512, "positions computed in one round, all sequences together", unit="tokens", low=1
     )
     max_waiting: int = setting(256, "requests waiting at most; more are refused", low=0)
-    policy: str = setting("fcfs", "order of admission", choices=POLICIES)
+    policy: str = setting("fcfs", "who is admitted next", choices=POLICIES)
     prefix_cache: bool = setting(True, "reuse blocks of equal prefixes")
     expert_parallel: int = setting(
         1, "ranks (processes of this engine) that share a model's experts", low=1, high=64

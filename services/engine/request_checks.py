@@ -41,6 +41,7 @@ class Limits:
             end_ids=frozenset(() if params.ignore_eos else self.info.eos_token_ids),
             never_ids=_never_ids(params, self.info.eos_token_ids),
             priority=message.priority,
+            tenant=message.tenant,
             deadline_unix_s=message.deadline_unix_s,
             # The last token of all needs no keys and values.
             max_length=min(wanted, self.memory.max_model_len, self.memory.num_positions + 1),

@@ -21,9 +21,16 @@ from services.engine.scheduler_outputs import (
     SchedulerOutputs,
     Step,
 )
-from services.engine.scheduling import ORDERS, PrefillShare, Victim, choose_victim
+from services.engine.scheduling import (
+    POLICIES,
+    PrefillShare,
+    Standing,
+    TenantCounters,
+    Victim,
+    choose_victim,
+)
 from services.engine.sequence import Request, Sequence, SequenceStatus
-from services.engine.waiting_queue import OrderedSequences
+from services.engine.waiting_queue import OrderedSequences, WaitingLines
 
 LOOK_AHEAD = 16
 """Waiting sequences that a round may try to admit; those that are not ready do not count."""
@@ -48,8 +55,10 @@ class Scheduler:
         # Each running sequence gets at least one position a round.
         self._max_running = min(max_num_seqs, max_num_batched_tokens)
         self._budget = max_num_batched_tokens
-        self._rank = ORDERS[policy]
-        self._waiting = OrderedSequences()
+        chosen = POLICIES[policy]
+        self._order, self._by_tenant = chosen
+        self._tenants = TenantCounters()
+        self._waiting = WaitingLines(by_tenant=self._by_tenant)
         self._running = OrderedSequences()
         self._step = 0
 
@@ -75,7 +84,9 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Put a new sequence in the queue."""
         request = seq.request
-        seq.order = self._rank(request.priority, request.arrival, seq.choice)
+        standing = Standing(request.priority, request.arrival, seq.choice, len(seq.tokens))
+        seq.order = self._order(standing)
+        self._tenants.enter(request.tenant)
         self._waiting.add(seq)
 
     def finish(self, seq: Sequence, status: SequenceStatus, released: list[Request]) -> None:
@@ -83,6 +94,7 @@ class Scheduler:
         queue = self._running if seq.status is SequenceStatus.RUNNING else self._waiting
         queue.remove(seq)
         seq.status = status
+        self._tenants.leave(seq.request.tenant)
         self._cache.retire(seq, released)
 
     def clear_cache(self) -> None:
@@ -96,7 +108,11 @@ class Scheduler:
         if builder.empty:
             return builder.freeze(())
         self._step += 1
-        return builder.freeze(self._cache.take_copies(builder.step))
+        plan = builder.freeze(self._cache.take_copies(builder.step))
+        if self._by_tenant:
+            for seq, meta in zip(plan.seqs, plan.batch, strict=True):
+                self._tenants.charge(seq.request.tenant, len(meta.token_ids))
+        return plan
 
     def _schedule(self, builder: RoundBuilder) -> None:
         chunked = self._schedule_decode(builder)
@@ -140,7 +156,8 @@ class Scheduler:
     def _candidates(self) -> list[Sequence]:
         if self.num_running >= self._max_running:
             return []
-        return list(islice(filter(_ready, self._waiting), LOOK_AHEAD))
+        ordered = self._waiting.candidates(self._tenants.counts, _ready, _wanted)
+        return list(islice(ordered, LOOK_AHEAD))
 
     def _try_admit(
         self, seq: Sequence, share: PrefillShare, builder: RoundBuilder, blocked: list[Sequence]

@@ -1,23 +1,123 @@
 """The scheduler's decisions as pure functions of what they are shown; chosen by name in config."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
-Order = Callable[[int, int, int], tuple[int, ...]]
-"""(priority, arrival, choice) → rank; the lowest goes first."""
+T = TypeVar("T")
+
+AGE_TOKENS = 64
+"""Under `shortest_prefill`, positions by which a rank improves with each later arrival."""
 
 
-def fcfs(priority: int, arrival: int, choice: int) -> tuple[int, ...]:
+class Standing(NamedTuple):
+    """What a sequence is ranked by, once, when it enters the queue."""
+
+    priority: int
+    arrival: int
+    choice: int
+    prefill: int = 0
+    """Positions to be computed before its first token, if nothing is cached."""
+
+
+Order = Callable[[Standing], tuple[int, ...]]
+"""Standing → rank; the lowest goes first. Ranks of different sequences differ."""
+
+
+def fcfs(standing: Standing) -> tuple[int, ...]:
     """First come, first served."""
-    return (arrival, choice)
+    return (standing.arrival, standing.choice)
 
 
-def by_priority(priority: int, arrival: int, choice: int) -> tuple[int, ...]:
+def by_priority(standing: Standing) -> tuple[int, ...]:
     """The highest priority first; equal ones in the order of arrival."""
-    return (-priority, arrival, choice)
+    return (-standing.priority, standing.arrival, standing.choice)
 
 
-ORDERS: Mapping[str, Order] = {"fcfs": fcfs, "priority": by_priority}
+def shortest_prefill(standing: Standing) -> tuple[int, ...]:
+    """The shortest first, aged: at most prefill / AGE_TOKENS later requests rank before one."""
+    aged = standing.prefill + AGE_TOKENS * standing.arrival
+    return (aged, standing.arrival, standing.choice)
+
+
+class Policy(NamedTuple):
+    """How the queue is ordered."""
+
+    order: Order
+    """Of those that run, and of those that wait in one line."""
+    by_tenant: bool = False
+    """Whether each tenant has a line of its own and `TenantShares` says whose turn it is."""
+
+
+POLICIES: Mapping[str, Policy] = {
+    "fcfs": Policy(fcfs),
+    "priority": Policy(by_priority),
+    "shortest_prefill": Policy(shortest_prefill),
+    "tenant_fair": Policy(fcfs, by_tenant=True),
+}
+
+
+def in_turn(
+    counters: Mapping[str, int], lines: Mapping[str, Iterable[T]], cost: Callable[[T], int]
+) -> Iterator[T]:
+    """Merge the tenants' lines: always the next of the tenant with the lowest counter.
+
+    What was given out is added to its tenant's counter for the rest of this merge, so that those
+    admitted in one round take turns as well. Of equal counters the first line goes first.
+    """
+    turns = [(counters.get(tenant, 0), place) for place, tenant in enumerate(lines)]
+    heapq.heapify(turns)
+    left = [iter(line) for line in lines.values()]
+    while turns:
+        counter, place = turns[0]
+        for item in left[place]:
+            heapq.heapreplace(turns, (counter + cost(item), place))
+            yield item
+            break
+        else:
+            heapq.heappop(turns)
+
+
+class TenantCounters:
+    """Virtual token counters: positions computed for each tenant, as far as they still matter.
+
+    A tenant without open sequences earns nothing: on its return it starts at the lowest counter of
+    those that have some, or at its own if that is higher. When nobody is left all start anew.
+    While two tenants both wait, the one that is ahead gets no new admission before the other, so
+    it gains at most what its running sequences compute.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self._open: Counter[str] = Counter()
+
+    def enter(self, tenant: str) -> None:
+        """One more sequence of a tenant."""
+        if tenant not in self._open:
+            self.counts[tenant] = max(self.counts.get(tenant, 0), self._lowest())
+        self._open[tenant] += 1
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Positions were computed for it, repeated ones after a preemption included."""
+        if tenant in self._open:
+            self.counts[tenant] += tokens
+
+    def leave(self, tenant: str) -> None:
+        """One sequence less; counters that say nothing any more are dropped."""
+        self._open[tenant] -= 1
+        if self._open[tenant]:
+            return
+        del self._open[tenant]
+        low = self._lowest()
+        self.counts = {
+            name: count
+            for name, count in self.counts.items()
+            if name in self._open or (self._open and count > low)
+        }
+
+    def _lowest(self) -> int:
+        return min((self.counts[name] for name in self._open), default=0)
 
 
 class Victim(NamedTuple):

@@ -63,6 +63,7 @@ class Request:
     held: bool = False
     """Whether its grammar is still to be built: it is not admitted before."""
     priority: int = 0
+    tenant: str = ""
     deadline_unix_s: float | None = None
     max_length: int = 0
     """Prompt plus output: no choice grows past it."""

@@ -1,9 +1,10 @@
 """Sequences that wait for admission, in the policy's order."""
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
+from services.engine.scheduling import in_turn
 from services.engine.sequence import Sequence
 
 _order = attrgetter("order")
@@ -43,3 +44,51 @@ class OrderedSequences:
         if index == len(self._items) or self._items[index] is not seq:
             raise LookupError(f"sequence {seq.seq_id} is not in the queue")
         del self._items[index]
+
+
+class WaitingLines:
+    """Those that wait for admission: in one line, or in one for each tenant."""
+
+    def __init__(self, *, by_tenant: bool = False) -> None:
+        self._by_tenant = by_tenant
+        self._lines: dict[str, OrderedSequences] = {}
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for line in self._lines.values():
+            yield from line
+
+    def candidates(
+        self,
+        counters: Mapping[str, int],
+        ready: Callable[[Sequence], bool],
+        cost: Callable[[Sequence], int],
+    ) -> Iterator[Sequence]:
+        """Those that are ready, in the order of admission.
+
+        Args:
+            counters: positions computed for each tenant.
+            ready: whether one can be admitted at all now.
+            cost: positions that one would compute.
+        """
+        return in_turn(counters, {t: filter(ready, ln) for t, ln in self._lines.items()}, cost)
+
+    def add(self, seq: Sequence) -> None:
+        """Put it in its place."""
+        self._lines.setdefault(self._line_of(seq), OrderedSequences()).add(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take it out.
+
+        Raises:
+            LookupError: it is not a member.
+        """
+        name = self._line_of(seq)
+        line = self._lines.get(name)
+        if line is None:
+            raise LookupError(f"sequence {seq.seq_id} is not in the queue")
+        line.remove(seq)
+        if not line:
+            del self._lines[name]
+
+    def _line_of(self, seq: Sequence) -> str:
+        return seq.request.tenant if self._by_tenant else ""
