@@ -1,12 +1,13 @@
 """`least_time`: the engine with the least expected seconds; ties are broken by chance.
 
-    expected = (uncached after match + queued uncached) / prefill rate
+    expected = (κ · uncached after match + queued uncached) / prefill rate
              + λ · u / (1 − u)              u = held blocks / total blocks, at most 0.98
              + expected output · decode round · b / (b + half batch)
 
-The last part is what the b requests already there add to each token. There are no thresholds: a
-prefix hit counts exactly as many seconds as it saves, so a hot prefix spreads as soon as waiting
-costs more than recomputing. An engine that has not measured a rate yet is given its peers' median.
+The last part is what the b requests already there add to each token. κ > 1 because a token that is
+computed again costs others too: all behind it wait, and its block takes the place of another one.
+There are no thresholds: a hot prefix spreads as soon as waiting costs κ times its recomputing. An
+engine that has not measured a rate yet is given its peers' median.
 """
 
 from collections.abc import Iterable
@@ -63,6 +64,7 @@ def _score(
     others = engine.occupancy / (engine.occupancy + cost.half_batch)
     parts = {
         "prefill_s": uncached / prefill_rate,
+        "burden_s": (cost.recompute_weight - 1) * uncached / prefill_rate,
         "queued_s": engine.queued_uncached / prefill_rate,
         "pressure_s": cost.pressure_s * held / (1.0 - held),
         "decode_s": expected_output * decode_round_s * others,
