@@ -12,6 +12,7 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
@@ -81,8 +82,20 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def run(args: argparse.Namespace, trace: Sequence[Request]) -> dict[str, object]:
-    """All figures; prints them as they come."""
+@dataclass(frozen=True)
+class Figures:
+    """All that a run found."""
+
+    rates: Rates
+    pooled: float
+    """Hit rate of one LRU cache as large as all engines' together."""
+    saturation: float
+    """Requests a second."""
+    results: list[Result]
+
+
+def run(args: argparse.Namespace, trace: Sequence[Request]) -> Figures:
+    """All figures; prints rows as they come."""
     rates = Rates(
         prefill_tokens_per_s=args.prefill,
         decode_base_s=args.decode_base,
@@ -107,7 +120,7 @@ def run(args: argparse.Namespace, trace: Sequence[Request]) -> dict[str, object]
             ended = replay(stretched, engines)
             results.append(summarise(policy, share, stretched, engines, ended))
             print(row(results[-1], pooled), flush=True)
-    return {"pooled": pooled, "saturation": most, "results": results, "rates": rates}
+    return Figures(rates, pooled, most, results)
 
 
 def row(result: Result, pooled: float) -> str:
@@ -131,7 +144,7 @@ def main() -> None:
         figures = run(args, trace)
     except (OSError, ValueError) as error:
         sys.exit(f"route_trace: {error}")
-    results, pooled = figures["results"], figures["pooled"]
+    results, pooled = figures.results, figures.pooled
     if args.json is not None:
         record = {
             "date": date.today().isoformat(),
@@ -140,8 +153,8 @@ def main() -> None:
             "requests": len(trace),
             "seed": args.seed,
             "engines": args.engines,
-            "rates": vars(figures["rates"]),
-            "saturation_requests_per_s": round(figures["saturation"], 3),
+            "rates": asdict(figures.rates),
+            "saturation_requests_per_s": round(figures.saturation, 3),
             "pooled_lru_hit_rate": round(pooled, 4),
             "results": [as_json(result) for result in results],
         }

@@ -203,13 +203,16 @@ def summarise(
 ) -> Result:
     """The row of the table."""
     ttft = sorted(f.first_token_s - f.arrival_s for f in ended)
+    p50, p90, p99 = (ttft[min(len(ttft) - 1, int(len(ttft) * p))] for p in (0.5, 0.9, 0.99))
     busy = [e.busy_s for e in fleet.engines.values()]
     return Result(
         policy,
         load,
         len(ended),
         sum(f.hit_tokens for f in ended) / sum(r.input_length for r in trace),
-        *(ttft[min(len(ttft) - 1, int(len(ttft) * p))] for p in (0.5, 0.9, 0.99)),
+        p50,
+        p90,
+        p99,
         max(busy) / (sum(busy) / len(busy)),
         len(trace) / fleet.deciding_s,
         len(trace) / max(f.end_s for f in ended),

@@ -6,10 +6,12 @@ there. An optional "session" names who asks; without it the first block does.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from services.common import block_hash
 from services.common.block_hash import BlockHash
@@ -71,7 +73,7 @@ def load(path: Path, limit: int | None = None) -> list[Request]:
                 request = _parsed(number, json.loads(line), hasher)
                 if request.arrival_s < before:
                     raise ValueError("timestamp: earlier than the line before")
-            except (ValueError, TypeError, KeyError) as error:
+            except ValueError as error:
                 raise ValueError(f"{path}, line {number + 1}: {error!s}") from error
             before = request.arrival_s
             requests.append(request)
@@ -80,27 +82,28 @@ def load(path: Path, limit: int | None = None) -> list[Request]:
     return requests
 
 
-def _parsed(number: int, record: dict[str, object], hasher: Hasher) -> Request:
+def _parsed(number: int, record: Any, hasher: Hasher) -> Request:
     if not isinstance(record, dict):
         raise ValueError("is not an object")
-    for name in ("timestamp", "input_length", "output_length"):
-        value = record.get(name)
-        if not isinstance(value, (int, float)) or value < (name != "timestamp"):
-            raise ValueError(f"{name}: {value!r} is not a number in range")
+    at_ms = record.get("timestamp")
+    if not isinstance(at_ms, (int, float)) or not math.isfinite(at_ms):
+        raise ValueError(f"timestamp: {at_ms!r} is not a number")
+    length, output = (_tokens(record, name) for name in ("input_length", "output_length"))
     ids = record.get("hash_ids")
     if not isinstance(ids, list) or not all(isinstance(i, int) and 0 <= i < 2**32 for i in ids):
         raise ValueError("hash_ids: is not a list of block ids")
-    length = int(record["input_length"])  # type: ignore[call-overload]
     if len(ids) != -(-length // BLOCK_SIZE):
         raise ValueError(f"hash_ids: {len(ids)} blocks for {length} tokens")
-    return Request(
-        number,
-        float(record["timestamp"]) / 1000,  # type: ignore[arg-type]
-        length,
-        int(record["output_length"]),  # type: ignore[call-overload]
-        str(record.get("session", ids[0])),
-        hasher.chain(ids[: length // BLOCK_SIZE]),
-    )
+    session = str(record.get("session", ids[0]))
+    chain = hasher.chain(ids[: length // BLOCK_SIZE])
+    return Request(number, at_ms / 1000, length, output, session, chain)
+
+
+def _tokens(record: Mapping[str, Any], name: str) -> int:
+    value = record.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: {value!r} is not a number above 0")
+    return value
 
 
 def generate(count: int, seed: int) -> list[Request]:

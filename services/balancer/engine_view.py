@@ -79,7 +79,7 @@ class CostModel:
 
     pressure_s: float = 0.5
     """λ in seconds."""
-    recompute_weight: float = 4.0
+    recompute_weight: float = 8.0
     """κ: what a second of prefill costs the fleet; found with benchmarks.route_trace."""
     default_prefill_tokens_per_s: float = 1000.0
     default_decode_round_s: float = 0.03

@@ -91,7 +91,7 @@ def test_the_parts_add_up_to_the_formula():
     assert score.parts == pytest.approx(
         {
             "prefill_s": 0.06,
-            "burden_s": 3 * 0.06,
+            "burden_s": 7 * 0.06,
             "queued_s": 0.5,
             "pressure_s": 0.5,
             "decode_s": 10 * 0.03 * 0.5,

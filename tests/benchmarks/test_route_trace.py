@@ -216,7 +216,7 @@ def test_the_command_prints_every_policy_at_every_load(capsys):
     assert [line.split()[:2] for line in lines[2:]] == [
         [load_share, policy] for load_share in ("0.5", "0.9") for policy in ("least_time", "random")
     ]
-    picture = svg(figures["results"], figures["pooled"], "a <title>")
+    picture = svg(figures.results, figures.pooled, "a <title>")
     assert picture.count("<polyline") == 4
     assert "a &lt;title&gt;" in picture
 
