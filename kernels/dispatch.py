@@ -83,6 +83,7 @@ class Kernels:
 SETS: Mapping[str, str] = {
     "reference": "kernels.reference",
     "torch": "kernels.cpu",
+    "torch-int8": "kernels.int8",
     "torch-tiled": "kernels.tiled",
     "triton": "kernels.gpu.kernel_set",
 }
@@ -100,8 +101,8 @@ def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) 
     """
     if device not in ("cpu", "cuda"):
         raise UnsupportedError(f"device={device}: there are no kernels for it")
-    if dtype == "int8":
-        raise UnsupportedError("dtype=int8: there are no kernels for it")
+    if dtype == "int8" and device != "cpu":
+        raise UnsupportedError(f"dtype=int8: there are kernels for device=cpu only, not {device}")
     if deterministic and (device, dtype) != ("cpu", "float32"):
         raise UnsupportedError(
             f"deterministic=true: there are kernels for device=cpu and dtype=float32 only, "
@@ -109,6 +110,8 @@ def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) 
         )
     if device == "cuda":
         return "triton"
+    if dtype == "int8":
+        return "torch-int8"
     return "torch-tiled" if deterministic else "torch"
 
 

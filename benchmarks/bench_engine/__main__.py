@@ -3,7 +3,8 @@
     python -m benchmarks.bench_engine --threads 2 --output benchmarks/results
 
 Needs transformers, which nothing else does: `pip install "transformers>=5.24,<6"`. Each figure is
-the best of several rounds, ours and the peer's in turn, so that a busy neighbour hits both.
+the best of several rounds, ours and the peer's in turn, so that a busy neighbour hits both. The
+peer of int8 is float32, and our own float32 runs beside it.
 """
 
 import argparse
@@ -33,6 +34,8 @@ class Figure:
     ours: float
     transformers: float
     ratio: float
+    ours_float32: float | None = None
+    """Of int8 only."""
 
 
 def rate(work: Callable[[], int]) -> float:
@@ -46,23 +49,25 @@ def measure(options: argparse.Namespace) -> list[Figure]:
     """All cases, progress on stderr."""
     torch.set_num_threads(options.threads)
     ours = Ours(options.dtype, options.threads, deterministic=options.deterministic)
-    peer = Peer(ours.source, options.dtype)
+    int8 = options.dtype == "int8"
+    makers: list[Ours | Peer] = [ours, Peer(ours.source, "float32" if int8 else options.dtype)]
+    if int8:
+        makers.append(Ours("float32", options.threads, deterministic=False))
     figures = []
     cases = [("prefill", 1), *(("decode", batch) for batch in options.batches)]
     for case, batch in cases:
         print(f"{case} B={batch} …", file=sys.stderr, flush=True)
-        makers = (ours, peer)
         works = [
             maker.prefill(options.prompt)
             if case == "prefill"
             else maker.decode(batch, options.prompt, options.steps)
             for maker in makers
         ]
-        rates = [0.0, 0.0]
+        rates = [0.0] * len(makers)
         for _ in range(options.rounds):
             for index, work in enumerate(works):
                 rates[index] = max(rates[index], rate(work))
-        figures.append(Figure(case, batch, rates[0], rates[1], rates[0] / rates[1]))
+        figures.append(Figure(case, batch, rates[0], rates[1], rates[0] / rates[1], *rates[2:]))
     return figures
 
 
@@ -91,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--deterministic", action="store_true", help="our deterministic mode")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])

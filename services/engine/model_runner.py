@@ -64,6 +64,8 @@ class ModelRunner:
         self._config = source.config
         self._block_size = config.block_size
         self._dtype = TORCH_DTYPES[config.dtype]
+        if config.dtype == "int8" and source.config.moe:
+            raise ConfigError("dtype=int8: models with experts are not served in it")
         kernels = _kernels(config, self._device)
         self._caches: list[Tensor] = []
         self._experts: ExpertLeader | None = None

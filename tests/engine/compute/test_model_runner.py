@@ -195,7 +195,7 @@ def test_describe_tells_the_memory_of_a_block(tiny_folders: dict) -> None:
     [
         ({"max_model_len": 1000}, "max_model_len"),
         ({"device": "cuda"}, "device"),
-        ({"dtype": "int8"}, "dtype"),
+        ({"dtype": "int8", "deterministic": True}, "deterministic"),
     ],
 )
 def test_what_cannot_run_here_is_refused_by_its_key(
