@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferfleet.cli.errors import CliError
+from inferfleet.cli.supervisor import state_dir
 from inferfleet.cli.supervisor.options import DRAIN_GRACE_S, Options, threads_per_engine
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_fleet_options(parser)
     parser.add_argument(
         "--detach", action="store_true", help="return when the fleet serves; `down` stops it"
+    )
+    parser.add_argument(
+        "--in-background", dest="detached", action="store_true", help=argparse.SUPPRESS
     )
     parser.set_defaults(run=run)
 
@@ -109,24 +113,34 @@ def options_of(args: argparse.Namespace) -> Options:
 
 def run(args: argparse.Namespace) -> int:
     options = options_of(args)
-    if args.detach:
+    if args.detach and not args.detached:
         from inferfleet.cli.detach import start_detached
 
         return start_detached(options.state_dir)
-    return asyncio.run(with_fleet(options, _serve))
+
+    async def serve(fleet: "Fleet") -> int:
+        say(_serving(fleet) + ("" if args.detached else "\nCtrl-C stops the fleet."))
+        await asyncio.Event().wait()
+        return 0
+
+    return asyncio.run(with_fleet(options, serve))
 
 
 async def with_fleet(options: Options, body: Callable[["Fleet"], Awaitable[int]]) -> int:
     """Start a fleet, run `body` or until a signal, stop the fleet; the body's status.
 
     A second signal cuts running streams.
+
+    Raises:
+        CliError: it cannot be started; one that finds the directory taken has said nothing.
     """
     from inferfleet.cli.supervisor.fleet import Fleet
 
+    fleet = Fleet(options, say)
+    fleet.claim()
     threads = threads_per_engine(options.engines)
     plural = "" if options.engines == 1 else "s"
     say(f"Starting a fleet of {options.engines} engine{plural}, {threads} CPU thread(s) each")
-    fleet = Fleet(options, say)
     work = asyncio.ensure_future(_start_and(fleet, body))
     told = False
 
@@ -154,18 +168,15 @@ async def _start_and(fleet: "Fleet", body: Callable[["Fleet"], Awaitable[int]]) 
     return await body(fleet)
 
 
-async def _serve(fleet: "Fleet") -> int:
-    at = fleet.addresses
+def _serving(fleet: "Fleet") -> str:
+    at, root = fleet.addresses, fleet.options.state_dir
     assert at is not None
-    say(
+    return (
         f"\nServing\n  gRPC   {at.gateway}   (inferfleet.v1.Inference)\n"
         f"  HTTP   http://{at.http}/v1   (OpenAI-compatible)\n"
-        f"  logs   {fleet.options.state_dir}/logs\n"
-        'Try  inferfleet generate --chat "What is the capital of France?"\n'
-        "Ctrl-C stops the fleet."
+        f"  logs   {root}/logs\n"
+        f'Try  inferfleet generate --chat "What is the capital of France?"{state_dir.flag(root)}'
     )
-    await asyncio.Event().wait()
-    return 0
 
 
 def say(line: str) -> None:

@@ -52,13 +52,21 @@ class Fleet:
         self._started = time.time()
         self.addresses: Addresses | None = None
 
+    def claim(self) -> None:
+        """Take the state directory; `start` does so too, this is to fail before anything is said.
+
+        Raises:
+            CliError: another fleet has it, or it cannot be used.
+        """
+        self._state.claim()
+
     async def start(self) -> Addresses:
         """Return when the fleet serves.
 
         Raises:
             CliError: it cannot; whatever was started is left to `stop`.
         """
-        self._state.claim()
+        self.claim()
         at = await self._choose_addresses()
         self.addresses = at
         self._control = ControlServer(

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import shutil
 from pathlib import Path
 from typing import IO, Any
@@ -35,22 +36,23 @@ class StateDir:
     def claim(self) -> None:
         """Become the one supervisor of this directory and empty it of an earlier run's remains.
 
+        Idempotent.
+
         Raises:
             CliError: another fleet runs here, or the directory cannot be written.
         """
+        if self._lock is not None:
+            return
+        self.make()
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
             lock = self._lock_file.open("a")
         except OSError as error:
-            raise CliError(f"cannot use the state directory {self.root}: {error}") from error
+            raise self._unusable(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise CliError(
-                f"a fleet already runs in {self.root}: stop it with"
-                f" `inferfleet down --state-dir {self.root}`, or choose another --state-dir"
-            ) from None
+            raise self._taken() from None
         self._lock = lock
         lock.truncate(0)
         lock.write(str(os.getpid()))
@@ -60,6 +62,24 @@ class StateDir:
             shutil.rmtree(self.root / name, ignore_errors=True)
             (self.root / name).mkdir()
         self._write_token()
+
+    def make(self) -> None:
+        """Have the directory and its logs/.
+
+        Raises:
+            CliError: that is not possible.
+        """
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def require_free(self) -> None:
+        """Raises:
+        CliError: another fleet runs here.
+        """
+        if self.is_claimed():
+            raise self._taken()
 
     def release(self) -> None:
         """Let another supervisor have the directory; idempotent, and nothing without a claim."""
@@ -75,7 +95,7 @@ class StateDir:
         try:
             with self._lock_file.open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except BlockingIOError:
             return True
@@ -116,11 +136,25 @@ class StateDir:
     def data_dir(self, store: str) -> Path:
         return self.root / store
 
+    def _taken(self) -> CliError:
+        return CliError(
+            f"a fleet already runs in {self.root}: stop it with"
+            f" `inferfleet down{flag(self.root)}`, or choose another --state-dir"
+        )
+
+    def _unusable(self, error: OSError) -> CliError:
+        return CliError(f"cannot use the state directory {self.root}: {error}")
+
     def _write_token(self) -> None:
         self.token_file.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with os.fdopen(os.open(self.token_file, flags, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(32))
+
+
+def flag(root: Path) -> str:
+    """What a command line needs to name this directory; "" for the default one."""
+    return "" if root == DEFAULT else f" --state-dir {shlex.quote(str(root))}"
 
 
 def require_record(root: Path) -> dict[str, Any]:
@@ -131,5 +165,5 @@ def require_record(root: Path) -> dict[str, Any]:
     """
     record = StateDir(root).read_record()
     if record is None:
-        raise CliError(f"no fleet runs in {root}: start one with `inferfleet up`")
+        raise CliError(f"no fleet runs in {root}: start one with `inferfleet up{flag(root)}`")
     return record
