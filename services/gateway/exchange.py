@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -18,7 +18,13 @@ from opentelemetry.context import Context
 from inferfleet.v1 import inference_pb2
 from services.common import rpc, telemetry
 from services.common.continuation import StreamLedger
-from services.common.errors import AbortedError, CancelledError, DeadlineExceededError, FleetError
+from services.common.errors import (
+    AbortedError,
+    CancelledError,
+    DeadlineExceededError,
+    FleetError,
+    UnavailableError,
+)
 from services.gateway.balancers import BalancerLostError, Balancers, Metadata, Upstream
 from services.gateway.checks import refuse, request_id_problem
 from services.gateway.door import Admitted, Door, resumed
@@ -45,6 +51,8 @@ class Caller:
     parent: Context = field(default_factory=Context)
     timeout_s: float | None = None
     """Left of the caller's own deadline."""
+    streams: bool = True
+    """Whether it gets each message at once; otherwise it has nothing before the end."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,9 @@ class Exchange:
         self._metadata: Metadata = ()
         self._deadline_s = 0.0
         self._freed = False
+        self._cut = False
+        self._opening: asyncio.Timeout | None = None
+        self._ledger = StreamLedger()
         self._admitted: Admitted | None = None
         self._observed = Observation(
             rooms.metrics,
@@ -108,9 +119,13 @@ class Exchange:
     async def __aenter__(self) -> "Exchange":
         token = telemetry.request_id_var.set(self.request_id)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._until(self._timeout_s):
                 await self._open()
         except TimeoutError:
+            if self._cut:
+                cut = self._going_down()
+                self._free(cut)
+                raise cut from None
             late = DeadlineExceededError(f"no answer within {self._timeout_s:g} s")
             self._free(late)
             raise late from None
@@ -132,7 +147,7 @@ class Exchange:
         Raises:
             FleetError: the stream ended with a status, fell silent or was cut.
         """
-        ledger = StreamLedger(self._request.sampling.n or 1)
+        ledger = self._ledger = StreamLedger(self._request.sampling.n or 1)
         saw = self._observed.saw
         lost = True
         while lost:
@@ -145,7 +160,11 @@ class Exchange:
                         if out is not None:
                             saw(out)
                             yield out
-            except BalancerLostError as error:
+            except (BalancerLostError, CancelledError) as error:
+                if not self._cut and not isinstance(error, BalancerLostError):
+                    raise
+                if self._observed.complete:
+                    return
                 closing = ledger.closing()
                 if closing is None:
                     await self._carry_on(ledger, error)
@@ -156,21 +175,26 @@ class Exchange:
         if not self._observed.complete:
             raise AbortedError("the stream ended without its summary")
 
-    async def _carry_on(self, ledger: StreamLedger, lost: BalancerLostError) -> None:
+    async def _carry_on(self, ledger: StreamLedger, lost: FleetError) -> None:
         """Open the stream once more, from where the caller has it.
 
         Raises:
-            BalancerLostError: `lost`, if nobody takes it.
+            FleetError: `lost`, if nobody takes it; what a cut stream ends with.
         """
         assert self._upstream is not None
+        if self._cut:
+            raise self._going_down() from None
         if self._upstream.tries >= MAX_TRIES:
             raise lost
         wire, exact = resumed(self.admitted, ledger, self.engine_id)
         log.warning("carrying %s on: %s", self.request_id, lost.message)
         try:
-            self._upstream = await self._rooms.balancers.open(
-                wire, self._metadata, self._deadline_s, tries=self._upstream.tries
-            )
+            async with self._until(None):
+                self._upstream = await self._rooms.balancers.open(
+                    wire, self._metadata, self._deadline_s, tries=self._upstream.tries
+                )
+        except TimeoutError:
+            raise self._going_down() from None
         except FleetError as error:
             raise lost from error
         ledger.resume(exact=exact)
@@ -182,12 +206,44 @@ class Exchange:
         """The caller is gone: free everything now, whoever still waits for a message."""
         self._free(asyncio.CancelledError())
 
+    def cut(self) -> None:
+        """The gateway goes down: end with a status, whatever is waited for."""
+        self._cut = True
+        if self._opening is not None:
+            if not self._opening.expired():
+                self._opening.reschedule(0)
+        elif self._upstream is not None:
+            self._upstream.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _until(self, timeout_s: float | None) -> AsyncIterator[None]:
+        """A wait that `cut` ends too, with TimeoutError."""
+        try:
+            async with asyncio.timeout(timeout_s) as self._opening:
+                yield
+            if self._cut:  # it came at the same moment
+                raise TimeoutError
+        finally:
+            self._opening = None
+
+    def _going_down(self) -> FleetError:
+        """A repeat is right only if the caller has nothing yet."""
+        message, reason = "this gateway is going down", "DRAINING"
+        started = self._ledger.started
+        if started is None or not self._caller.streams:
+            return UnavailableError(message, reason=reason, retry_after_s=1)
+        counts = {
+            "prompt_tokens": str(started.prompt_tokens),
+            "completion_tokens": str(self._ledger.num_tokens),
+        }
+        return AbortedError(message, reason=reason, metadata=counts)
+
     async def _open(self) -> None:
         self._deadline_s = time.monotonic() + self._timeout_s
         if self._id_problem:
             refuse(self._caller.request_id_field, self._id_problem)
         tenant = self._caller.tenant
-        self._place.enter_context(self._rooms.in_flight.holding(tenant, self.request_id))
+        self._place.enter_context(self._rooms.in_flight.holding(tenant, self.request_id, self.cut))
         self._admitted = await self._rooms.door.admit(
             self._request,
             tenant=tenant,

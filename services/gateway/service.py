@@ -30,6 +30,8 @@ from services.gateway.text_store import TextStore
 log = logging.getLogger(__name__)
 
 FIRST_LISTING_S = 5.0
+# How long streams that are cut have to take their status.
+LAST_WORDS_S = 1.0
 
 
 class GatewayService:
@@ -120,7 +122,7 @@ class GatewayService:
         await rpc.set_health(self._health, [SERVICE], serving=False)
         ended = await self._rooms.in_flight.drain(self._config.drain_grace_s)
         if not ended:
-            log.warning("cutting %d streams after the grace", len(self._rooms.in_flight))
+            log.warning("ending %d streams after the grace", len(self._rooms.in_flight))
 
     async def stop(self) -> None:
         """Free everything; idempotent."""
@@ -128,8 +130,10 @@ class GatewayService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Here and not in the drain: a second signal ends that early.
+        await self._rooms.in_flight.cut(LAST_WORDS_S)
         await self._http.stop()
-        await self._server.stop(grace=0.2)
+        await self._server.stop(grace=LAST_WORDS_S)
         await self._texts.close()
         await self._balancers.close()
         await self._engines.stop()

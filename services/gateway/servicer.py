@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -56,7 +57,7 @@ class InferenceServicer:
     async def complete(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.CompleteResponse:
-        exchange = Exchange(self._rooms, request, self._caller(context))
+        exchange = Exchange(self._rooms, request, replace(self._caller(context), streams=False))
         collector = Collector()
         async with (
             _announced(exchange, context),

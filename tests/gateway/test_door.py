@@ -27,11 +27,16 @@ async def test_a_long_prompt_is_tokenised_beside_the_loop(engine):
     assert text in rendered
 
 
+def hold(places, tenant, request_id):
+    return places.holding(tenant, request_id, lambda: None)
+
+
 async def test_a_place_is_held_once_per_tenant():
     places = InFlight()
-    with places.holding("a", "1"), places.holding("b", "1"), places.holding("a", "2"):
+    held = (hold(places, "a", "1"), hold(places, "b", "1"), hold(places, "a", "2"))
+    with held[0], held[1], held[2]:
         assert len(places) == 3
-        with pytest.raises(AlreadyExistsError), places.holding("a", "1"):
+        with pytest.raises(AlreadyExistsError), hold(places, "a", "1"):
             pass
         assert len(places) == 3
     assert len(places) == 0
@@ -39,9 +44,9 @@ async def test_a_place_is_held_once_per_tenant():
 
 async def test_a_drain_refuses_waits_and_gives_up():
     places = InFlight()
-    with places.holding("a", "1"):
+    with hold(places, "a", "1"):
         assert not await places.drain(0.01)
-        with pytest.raises(UnavailableError), places.holding("a", "2"):
+        with pytest.raises(UnavailableError), hold(places, "a", "2"):
             pass
         waiting = asyncio.create_task(places.drain(10))
         await asyncio.sleep(0)

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -77,7 +78,7 @@ class GenerationEndpoint:
         try:
             caller = caller_of(scope, self._tenants)
             plan = self._read(body)
-            group = Group(self._rooms, plan.requests, caller)
+            group = Group(self._rooms, plan.requests, replace(caller, streams=plan.stream))
             headers.update({"x-request-id": group.request_id, "x-trace-id": group.trace_id})
             async with aclosing(group.events()) as events:
                 if plan.stream:
