@@ -17,9 +17,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+
+from services.common.near_miss import meant, misspelt
 
 ENV_PREFIX = "INFERFLEET_"
+NO_KEYS = ("config", "models", "venv")
+"""Variables with our prefix that are no key of a service."""
 C = TypeVar("C")
 
 
@@ -43,6 +47,7 @@ def setting(
     high: float | None = None,
     choices: Sequence[str] = (),
     check: Callable[[Any], str | None] | None = None,
+    written: bool = False,
 ) -> Any:
     """Declare one key.
 
@@ -53,6 +58,7 @@ def setting(
         low, high: inclusive bounds of a number.
         choices: the allowed strings.
         check: returns what is wrong with a value, or None.
+        written: of a `*_file` key, that the service makes the file instead of reading it.
     """
     return dataclasses.field(
         default=default,
@@ -63,6 +69,7 @@ def setting(
             "high": high,
             "choices": tuple(choices),
             "check": check,
+            "written": written,
         },
     )
 
@@ -77,15 +84,21 @@ def load(
 ) -> Loaded[C]:
     """Read and check the configuration of a service.
 
-    Handles --help, --print-config and --check-config itself by exiting.
+    Handles --help, --print-config and --check-config itself by exiting. A variable that is close
+    to a key but none is named on stderr: others may be meant for another service.
 
     Raises:
         ConfigError: a bad or unknown key or value.
         SystemExit: after --help, --print-config and --check-config, and on unknown flags.
     """
+    environ = os.environ if environ is None else environ
     args = _parser(cls, prog, description).parse_args(argv)
+    for warning in _misspelt_variables(cls, environ):
+        print(f"{prog}: {warning}", file=sys.stderr)
     try:
-        loaded = resolve(cls, vars(args), os.environ if environ is None else environ)
+        loaded = resolve(cls, vars(args), environ)
+        if args.check_config:
+            check_files(loaded.config)
     except ConfigError as error:
         if args.check_config or args.print_config:
             print(f"{prog}: {error}", file=sys.stderr)
@@ -109,14 +122,22 @@ def load_or_exit(cls: type[C], argv: Sequence[str], *, prog: str, description: s
         raise SystemExit(2) from error
 
 
-def resolve(cls: type[C], flags: Mapping[str, Any], environ: Mapping[str, str]) -> Loaded[C]:
-    """Merge default < file < environment < flag, and check every value."""
+def resolve(
+    cls: type[C], flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> Loaded[C]:
+    """Merge default < file < environment < flag, and check every value.
+
+    Raises:
+        ConfigError: a bad value, or an unknown key in the file.
+    """
+    environ = os.environ if environ is None else environ
     path = flags.get("config") or environ.get(f"{ENV_PREFIX}CONFIG")
     from_file = _read_file(Path(path)) if path else {}
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(from_file) - set(fields))
     if unknown:
-        raise ConfigError(f"{unknown[0]}: no such key (in {path})")
+        hint = meant(unknown[0], fields)
+        raise ConfigError(f"{unknown[0]}: no such key (in {path}){hint}")
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -125,6 +146,22 @@ def resolve(cls: type[C], flags: Mapping[str, Any], environ: Mapping[str, str]) 
         values[name] = _checked(name, field, hints[name], raw, source)
         sources[name] = source
     return Loaded(cls(**values), sources)
+
+
+def check_files(config: Any) -> None:
+    """That every `*_file` key which is read names a file; a start finds that out by reading it.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for field in dataclasses.fields(config):
+        path = getattr(config, field.name) if field.name.endswith("_file") else ""
+        if not path or field.metadata["written"]:
+            continue
+        if Path(path).is_dir():
+            raise ConfigError(f"{field.name}: cannot read {path}: Is a directory")
+        if not Path(path).exists():
+            raise ConfigError(f"{field.name}: cannot read {path}: No such file or directory")
 
 
 def environment(key: str) -> str:
@@ -147,8 +184,36 @@ def read_secret(path: str, key: str) -> str:
     return text
 
 
+def _misspelt_variables(cls: type[Any], environ: Mapping[str, str]) -> list[str]:
+    keys = [field.name for field in dataclasses.fields(cls)]
+    warnings = []
+    for variable in sorted(environ):
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name == variable.lower() or name in keys or name in NO_KEYS:
+            continue
+        if key := misspelt(name, keys):
+            right = f"{ENV_PREFIX}{key.upper()}"
+            warnings.append(f"{variable} is no key of this service; did you mean {right}?")
+    return warnings
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of so many flags would bury it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists every flag\n")
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        parsed, rest = self.parse_known_args(*args, **kwargs)
+        if rest:
+            flag = rest[0].partition("=")[0]
+            known = [one for action in self._actions for one in action.option_strings]
+            self.exit(2, f"{self.prog}: {flag}: no such flag{meant(flag, known)}\n")
+        return parsed
+
+
 def _parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         description=description,
         epilog=f"Every key is also {ENV_PREFIX}<KEY> in the environment and <key> in --config.",
@@ -172,16 +237,27 @@ def _parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentPar
         text = " ".join(parts).replace("%", "%%")
         flag = "--" + field.name.replace("_", "-")
         if hints[field.name] is bool:
-            parser.add_argument(
-                flag,
-                dest=field.name,
-                action=argparse.BooleanOptionalAction,
-                default=None,
-                help=text,
-            )
+            _add_switch(parser, field.name, text)
         else:
             parser.add_argument(flag, dest=field.name, metavar="VALUE", default=None, help=text)
     return parser
+
+
+def _add_switch(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """--key, --no-key and, so that every key can be given as key=value, --key=true."""
+    flag = name.replace("_", "-")
+    parser.add_argument(
+        f"--{flag}",
+        dest=name,
+        nargs="?",
+        const=True,
+        default=None,
+        metavar="true|false",
+        help=f"{text}; --no-{flag} is false",
+    )
+    parser.add_argument(
+        f"--no-{flag}", dest=name, action="store_const", const=False, help=argparse.SUPPRESS
+    )
 
 
 def _read_file(path: Path) -> dict[str, Any]:

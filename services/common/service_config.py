@@ -18,7 +18,9 @@ class ServiceConfig:
     )
     advertise: str = setting("", "host:port that others reach this service at; default host:port")
     ready_file: str = setting(
-        "", "written as JSON {service, address, metrics_address, pid} once the service is ready"
+        "",
+        "written as JSON {service, address, metrics_address, pid} once the service is ready",
+        written=True,
     )
     fleet_token_file: str = setting(
         "", "file with the token that members of the fleet show each other; empty: none is asked"
