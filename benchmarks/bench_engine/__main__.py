@@ -111,6 +111,7 @@ def main() -> None:
     for f in figures:
         print(f"{f.case:10}{f.batch:>4}{f.ours:>10.1f}{f.transformers:>14.1f}{f.ratio:>8.2f}")
     if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
         mode = "-deterministic" if options.deterministic else ""
         name = f"{result['date'][:10]}-engine-{options.dtype}{mode}.json"
         (options.output / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
