@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.common.config import setting
+from services.engine.memory_size import bad_size
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 POLICIES = ("fcfs", "priority", "shortest_prefill", "tenant_fair")
@@ -27,7 +28,9 @@ class EngineConfig:
     )
     block_size: int = setting(32, "positions in one block", unit="tokens", low=1, high=1024)
     kv_memory: str = setting(
-        "0.5", "memory for blocks: a fraction of what is free (0.9) or a size (2GiB)"
+        "0.5",
+        "memory for blocks: a fraction of what is free (0.9) or a size (2GiB)",
+        check=bad_size,
     )
     num_blocks: int = setting(0, "fix the number of blocks instead; 0 is by kv_memory", low=0)
     max_num_seqs: int = setting(64, "sequences running at once", low=1, high=4096)

@@ -4,18 +4,15 @@
 back until no launched round can still write to them.
 """
 
-import re
 from collections import deque
 from dataclasses import dataclass
 
 from services.common.config import ConfigError
 from services.engine.block_manager import BlockManager
 from services.engine.config import EngineConfig
+from services.engine.memory_size import parse_size
 from services.engine.runner import RunnerInfo
 from services.engine.sequence import Request, Sequence
-
-_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|TiB)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +74,12 @@ def kv_budget(text: str, free_bytes: int) -> int:
     Raises:
         ConfigError: neither of both, or more than there is.
     """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"kv_memory: {text!r} is neither a fraction (0.9) nor a size (2GiB)")
-    number, unit = float(match[1]), match[2]
-    if unit is None and number <= 1:
-        return int(free_bytes * number)
-    wanted = int(number * _UNITS[unit or ""])
+    try:
+        wanted = parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"kv_memory: {error}, got {text!r}") from error
+    if isinstance(wanted, float):
+        return int(free_bytes * wanted)
     if wanted > free_bytes:
         raise ConfigError(
             f"kv_memory: {text} is more than the {free_bytes / 2**20:.0f} MiB that are free"

@@ -100,3 +100,13 @@ def test_check_config_finds_a_missing_file_and_asks_for_none_that_is_written(tmp
     ]
     token.write_text("x")
     check_files(resolve(Config, {"fleet_token_file": str(token)}, {}).config)
+
+
+@pytest.mark.parametrize("text", ["1.5", "9000TiB", "9" * 400 + "TiB", "2GB", "half"])
+def test_memory_that_no_engine_can_start_with_is_refused_by_check_config(text, capsys):
+    with pytest.raises(SystemExit) as exit:
+        load(FrontConfig, ["--check-config", f"--kv-memory={text}"], prog="e", description="")
+    assert exit.value.code == 2
+    assert capsys.readouterr().err.startswith("e: kv_memory: expected ")
+    for good in ("0.9", "1", "2GiB", "1.5GiB", "1073741824"):
+        assert resolve(FrontConfig, {"kv_memory": good}, {}).config.kv_memory == good

@@ -19,7 +19,7 @@ def test_budgets_are_fractions_or_sizes():
     assert kv_budget("1.5GiB", 2**31) == 3 * 2**29
 
 
-@pytest.mark.parametrize("text", ["", "-1", "half", "2GB", "0.5GiBs", "2GiB"])
+@pytest.mark.parametrize("text", ["", "-1", "half", "2GB", "0.5GiBs", "2GiB", "1.5", "9000TiB"])
 def test_other_budgets_are_refused_by_their_key(text):
     with pytest.raises(ConfigError, match=r"^kv_memory"):
         kv_budget(text, 2**30)
