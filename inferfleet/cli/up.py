@@ -99,7 +99,7 @@ def options_of(args: argparse.Namespace) -> Options:
     if not 0 <= args.grace <= 3600:
         raise CliError(f"--grace: must be between 0 and 3600, got {args.grace:g}", status=2)
     path = Path(args.model).expanduser()
-    return Options(
+    options = Options(
         state_dir=args.state_dir,
         engines=args.engines,
         model=str(path.absolute()) if args.model and path.exists() else args.model,
@@ -109,6 +109,10 @@ def options_of(args: argparse.Namespace) -> Options:
         grace_s=args.grace,
         settings=tuple(args.settings),
     )
+    from inferfleet.cli.supervisor import preflight
+
+    preflight.check(options, REPOSITORY)
+    return options
 
 
 def run(args: argparse.Namespace) -> int:

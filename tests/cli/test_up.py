@@ -13,13 +13,16 @@ from inferfleet.cli.supervisor import state_dir
 from inferfleet.cli.supervisor.state_dir import StateDir
 
 
+NO_MODEL = ("--set", "engine.simulate=yes")
+
+
 @pytest.mark.parametrize("flags", [[], ["--detach"]])
 def test_a_second_fleet_in_a_directory_says_only_why_not(tmp_path, capsys, flags):
     state = StateDir(tmp_path)
     state.claim()
     state.log_file("supervisor").write_text("of the first\n")
     try:
-        assert main(["up", *flags, "--state-dir", str(tmp_path)]) == 1
+        assert main(["up", *flags, *NO_MODEL, "--state-dir", str(tmp_path)]) == 1
     finally:
         state.release()
     out, err = capsys.readouterr()
@@ -32,7 +35,7 @@ def test_a_second_fleet_in_a_directory_says_only_why_not(tmp_path, capsys, flags
 def test_a_state_directory_that_is_a_file_says_only_that(tmp_path, capsys, flags):
     file = tmp_path / "file"
     file.touch()
-    assert main(["up", *flags, "--state-dir", str(file)]) == 1
+    assert main(["up", *flags, *NO_MODEL, "--state-dir", str(file)]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"inferfleet: cannot use the state directory {file}: ")
@@ -58,7 +61,7 @@ def test_the_detached_process_is_told_so_and_how_to_stop_it(tmp_path):
     )
     program.chmod(0o755)
     state = tmp_path / "state"
-    arguments = ["up", "--det", "--state-dir", str(state)]
+    arguments = ["up", "--det", *NO_MODEL, "--state-dir", str(state)]
     code = (
         "import sys; from inferfleet.cli.main import main\n"
         f"sys.executable = {str(program)!r}; sys.exit(main())"
@@ -73,3 +76,50 @@ def test_the_detached_process_is_told_so_and_how_to_stop_it(tmp_path):
     assert done.returncode == 0, done.stderr
     assert str([*arguments, "--in-background"]) in done.stdout
     assert f"`inferfleet down --state-dir {state}` stops it" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--model", "/no/such"],
+            "engine: model '/no/such': no such file or folder, and the known",
+        ),
+        (["--model", __file__], "test_up.py: not a GGUF file"),
+        (["--dtype", "float8"], "engine: dtype: must be one of float32, bfloat16, float16, int8"),
+        (
+            ["--set", "engine.threads=-1"],
+            "engine: threads: must be at least 0, got '-1' (from flag",
+        ),
+        (["--set", "balancer.policy=foo"], "balancer: policy: must be one of "),
+        (["--set", "engine.nope=1"], "--set engine.nope=1: engine.nope: no such key\n"),
+        (["--set", "engine-2.thraeds=1"], "engine-2.thraeds: no such key; did you mean threads?\n"),
+        (["--set", "engin.threads=1"], "engin: no such service; did you mean engine?\n"),
+        (["--set", "engine-3.threads=1"], "engine-3: no such service; did you mean engine-"),
+        (["--set", "engine.deterministic=so"], "engine: deterministic: expected true or false"),
+        (["--set", "gateway.api_keys_file=/no/such"], "gateway: api_keys_file: cannot read /no/s"),
+    ],
+)
+def test_what_a_service_would_refuse_is_said_before_anything_starts(tmp_path, capsys, flags, said):
+    state = tmp_path / "state"
+    assert main(["up", "--state-dir", str(state), *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("inferfleet: ")
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not state.exists()
+
+
+def test_a_switch_goes_through_set_and_the_checks_load_no_tensors(tmp_path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from inferfleet.cli.supervisor import options, preflight\n"
+        "settings = (('engine', 'deterministic', 'true'), ('engine', 'simulate', 'yes'))\n"
+        "preflight.check(options.Options(Path('x'), settings=settings), Path('.'))\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -74,6 +74,15 @@ def plan(
     options: Options, at: Addresses, token_file: Path, ready_file: Mapping[str, Path]
 ) -> list[ServicePlan]:
     """The fleet's own services, in the order in which they are started."""
+    return [
+        _service(name, keys) for name, keys in keys_of(options, at, token_file, ready_file).items()
+    ]
+
+
+def keys_of(
+    options: Options, at: Addresses, token_file: Path, ready_file: Mapping[str, Path]
+) -> dict[str, dict[str, str]]:
+    """The keys of each service by its name, in the order of `plan`; with - for _ as in a flag."""
     kvcache = {**_listen(at.kvcache), "redis": f"redis://{at.redis}/0"}
     balancer = {
         **_listen(at.balancer),
@@ -98,10 +107,15 @@ def plan(
         "otlp-endpoint": f"http://{at.otlp}",
         "drain-grace-s": f"{options.grace_s:g}",
     }
-    return [
-        _service(name, {**common, "ready-file": str(ready_file[name]), **own}, options.settings)
+    return {
+        name: {
+            **common,
+            "ready-file": str(ready_file[name]),
+            **own,
+            **_set_for(name, options.settings),
+        }
         for name, own in keys.items()
-    ]
+    }
 
 
 def service_names(engines: int) -> list[str]:
@@ -128,12 +142,12 @@ def _listen(address: str) -> dict[str, str]:
     return {"host": host, "port": port}
 
 
-def _service(
-    name: str, keys: dict[str, str], settings: Sequence[tuple[str, str, str]]
-) -> ServicePlan:
+def _set_for(name: str, settings: Sequence[tuple[str, str, str]]) -> dict[str, str]:
+    names = (name, name.partition("-")[0])
+    return {key.replace("_", "-"): value for service, key, value in settings if service in names}
+
+
+def _service(name: str, keys: Mapping[str, str]) -> ServicePlan:
     kind = name.partition("-")[0]
-    for service, key, value in settings:
-        if service in (name, kind):
-            keys[key.replace("_", "-")] = value
     flags = [f"--{key}={value}" for key, value in keys.items()]
     return ServicePlan(name, (sys.executable, "-m", f"services.{kind}", *flags))
