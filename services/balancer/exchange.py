@@ -30,6 +30,7 @@ from services.balancer.registry import EngineRegistry
 from services.balancer.router import Router
 from services.balancer.stats import Stats
 from services.common import errors, telemetry
+from services.common.interruption import Interruption
 from services.common.rpc import ENGINE_ID_KEY, REQUEST_ID_KEY, remaining_s
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Exchange:
         self._grant: Grant | None = None
         self._matches: Matches | None = None
         self._attempt: _Attempt | None = None
+        self._interruption = Interruption()
         self.greeted = False
         """Whether the initial metadata has been sent."""
         self._charged_tokens = 0
@@ -93,9 +95,8 @@ class Exchange:
         Raises:
             FleetError: what the client is told.
         """
-        self._grant = await self._enter()
         while True:
-            attempt = self._attempt = await self._begin()
+            attempt = await self._next()
             failure: Failure | None = None
             try:
                 async for raw in attempt.call:
@@ -107,6 +108,7 @@ class Exchange:
                 if not self._recovery.ledger.complete:
                     failure = failures.truncated()
             except (grpc.RpcError, asyncio.CancelledError, errors.FleetError) as error:
+                self._raise_if_cut()
                 failure = _failure_of(error, attempt)
             self._end(attempt, failure)
             if failure is None or self._recovery.ledger.complete:
@@ -131,6 +133,26 @@ class Exchange:
                 missed = summary.usage.completion_tokens - self._charged_tokens
                 grant.charge(OUTPUT_TOKEN_WEIGHT * missed)
             grant.leave()
+
+    def cut(self) -> None:
+        """The balancer goes down: end with a status, whatever is waited for."""
+        if not self._interruption.now() and self._attempt is not None:
+            self._attempt.call.cancel()
+
+    async def _next(self) -> _Attempt:
+        try:
+            async with self._interruption.waiting():
+                if self._grant is None:
+                    self._grant = await self._enter()
+                attempt = self._attempt = await self._begin()
+        except TimeoutError:
+            raise failures.going_down(self._recovery.ledger) from None
+        return attempt
+
+    def _raise_if_cut(self) -> None:
+        ledger = self._recovery.ledger
+        if self._interruption.told and not ledger.complete and not _told_to_end():
+            raise failures.going_down(ledger) from None
 
     async def _enter(self) -> Grant:
         asked, registry = self._asked, self._rooms.registry

@@ -8,6 +8,7 @@ import grpc
 
 from services.balancer.member import Outcome
 from services.common import errors
+from services.common.continuation import StreamLedger
 from services.common.errors import FleetError
 
 _CHARGED = (errors.UnavailableError, errors.InternalError, errors.DataLossError)
@@ -69,6 +70,19 @@ def of_rpc_error(error: grpc.RpcError) -> Failure:
 def stalled(reason: str) -> Failure:
     """The registry gave the engine up under the request."""
     return Failure(errors.UnavailableError(reason, reason="ENGINE_LOST"), lost=True)
+
+
+def going_down(ledger: StreamLedger) -> FleetError:
+    """The balancer itself ends the stream. UNAVAILABLE even if a part was sent: the gateway has
+    that part, and another balancer can carry it on."""
+    started = ledger.started
+    counts = {
+        "prompt_tokens": str(started.prompt_tokens if started is not None else 0),
+        "completion_tokens": str(ledger.num_tokens),
+    }
+    return errors.UnavailableError(
+        "the balancer is going down", reason=DRAINING, metadata=counts, retry_after_s=1.0
+    )
 
 
 def truncated() -> Failure:

@@ -1,6 +1,7 @@
 """Engine/Run as the balancer serves it: bytes in, bytes out, one `route` span around each call."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,7 +28,7 @@ class RunServicer:
         self._rooms = rooms
         self._tracer = tracer
         self._draining = False
-        self._running = 0
+        self._running: set[Exchange] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -40,6 +41,14 @@ class RunServicer:
         """Refuse new calls and return when the running ones have ended."""
         self._draining = True
         await self._idle.wait()
+
+    async def cut(self, patience_s: float) -> None:
+        """End the calls that still run with a status, and wait a little until they have it."""
+        self._draining = True
+        for exchange in list(self._running):
+            exchange.cut()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), patience_s)
 
     async def Run(
         self, incoming: Incoming, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -63,7 +72,7 @@ class RunServicer:
         telemetry.request_id_var.set(asked.request_id)
         exchange = Exchange(self._rooms, incoming, asked, context, span)
         status = "CANCELLED"
-        self._running += 1
+        self._running.add(exchange)
         self._idle.clear()
         closed = False
 
@@ -76,7 +85,7 @@ class RunServicer:
             exchange.close()
             span.end()
             self._rooms.stats.requests.labels(asked.model, status).inc()
-            self._running -= 1
+            self._running.discard(exchange)
             if not self._running:
                 self._idle.set()
 

@@ -120,11 +120,14 @@ class BalancerService:
         try:
             await asyncio.wait_for(self._servicer_of().drain(), self._config.drain_grace_s)
         except TimeoutError:
-            log.warning("the grace is over: running streams are cut")
+            log.warning("the grace is over: running streams are ended")
 
     async def stop(self) -> None:
         """Free everything, newest first; idempotent, safe after a failed start."""
         self._serving = False
+        if self._servicer is not None:
+            # Here and not in the drain: a second signal ends that early.
+            await self._servicer.cut(_CUT_S)
         while self._closers:
             result = self._closers.pop()()
             if result is not None:

@@ -126,12 +126,17 @@ class Front:
             async with asyncio.timeout(grace_s):
                 await self._empty.wait()
         except TimeoutError:
-            left = list(self._by_id.values())
-            for stream in left:
-                stream.breaks(errors.UnavailableError, "the engine is going down", "DRAINING")
-                self._abort(stream)
-            return max(0, before - len(left)), len(left)
+            left = self.cut()
+            return max(0, before - left), left
         return before, 0
+
+    def cut(self) -> int:
+        """End what still runs with a status; returns how many streams that were."""
+        left = list(self._by_id.values())
+        for stream in left:
+            stream.breaks(errors.UnavailableError, "the engine is going down", "DRAINING")
+            self._abort(stream)
+        return len(left)
 
     async def wait_closed(self, timeout_s: float) -> None:
         """Wait until the readers have got their last events."""

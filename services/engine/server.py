@@ -106,6 +106,10 @@ class EngineServer:
         """Free everything in reverse order."""
         if self._front is not None:
             self._front.closing()
+            # A second signal ends the drain early: these have not been told yet.
+            await self._board.set_draining()
+            if self._front.cut():
+                await self._front.wait_closed(_LAST_WORDS_S)
         await self._exit.aclose()
 
     async def failed(self) -> str:

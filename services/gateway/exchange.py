@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -25,6 +25,7 @@ from services.common.errors import (
     FleetError,
     UnavailableError,
 )
+from services.common.interruption import Interruption
 from services.gateway.balancers import BalancerLostError, Balancers, Metadata, Upstream
 from services.gateway.checks import refuse, request_id_problem
 from services.gateway.door import Admitted, Door, resumed
@@ -86,8 +87,7 @@ class Exchange:
         self._metadata: Metadata = ()
         self._deadline_s = 0.0
         self._freed = False
-        self._cut = False
-        self._opening: asyncio.Timeout | None = None
+        self._interruption = Interruption()
         self._ledger = StreamLedger()
         self._admitted: Admitted | None = None
         self._observed = Observation(
@@ -119,10 +119,10 @@ class Exchange:
     async def __aenter__(self) -> "Exchange":
         token = telemetry.request_id_var.set(self.request_id)
         try:
-            async with self._until(self._timeout_s):
+            async with self._interruption.waiting(self._timeout_s):
                 await self._open()
         except TimeoutError:
-            if self._cut:
+            if self._interruption.told:
                 cut = self._going_down()
                 self._free(cut)
                 raise cut from None
@@ -161,7 +161,7 @@ class Exchange:
                             saw(out)
                             yield out
             except (BalancerLostError, CancelledError) as error:
-                if not self._cut and not isinstance(error, BalancerLostError):
+                if not self._interruption.told and not isinstance(error, BalancerLostError):
                     raise
                 if self._observed.complete:
                     return
@@ -182,14 +182,14 @@ class Exchange:
             FleetError: `lost`, if nobody takes it; what a cut stream ends with.
         """
         assert self._upstream is not None
-        if self._cut:
+        if self._interruption.told:
             raise self._going_down() from None
         if self._upstream.tries >= MAX_TRIES:
             raise lost
         wire, exact = resumed(self.admitted, ledger, self.engine_id)
         log.warning("carrying %s on: %s", self.request_id, lost.message)
         try:
-            async with self._until(None):
+            async with self._interruption.waiting():
                 self._upstream = await self._rooms.balancers.open(
                     wire, self._metadata, self._deadline_s, tries=self._upstream.tries
                 )
@@ -208,23 +208,8 @@ class Exchange:
 
     def cut(self) -> None:
         """The gateway goes down: end with a status, whatever is waited for."""
-        self._cut = True
-        if self._opening is not None:
-            if not self._opening.expired():
-                self._opening.reschedule(0)
-        elif self._upstream is not None:
+        if not self._interruption.now() and self._upstream is not None:
             self._upstream.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _until(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """A wait that `cut` ends too, with TimeoutError."""
-        try:
-            async with asyncio.timeout(timeout_s) as self._opening:
-                yield
-            if self._cut:  # it came at the same moment
-                raise TimeoutError
-        finally:
-            self._opening = None
 
     def _going_down(self) -> FleetError:
         """A repeat is right only if the caller has nothing yet."""

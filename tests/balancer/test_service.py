@@ -243,6 +243,39 @@ async def test_a_drain_lets_streams_end_and_takes_no_more(fleet, engine_request,
     await draining
 
 
+@pytest.mark.parametrize("said", [0, 3])
+async def test_what_outlives_the_grace_is_told_so(make_fleet, engine_request, wait_until, said):
+    fleet = await make_fleet(drain_grace_s=0.05)
+    engine = await fleet.add("a")
+    engine.token_delay_s = 0.05 if said else 60
+    call = fleet.run(engine_request(max_tokens=1000))
+    for _ in range(said):
+        await call.read()
+    await wait_until(lambda: fleet.in_flight() == 1, "the engine has it")
+    await fleet.service.drain()
+    stopped = asyncio.create_task(fleet.service.stop())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest(call)
+    await stopped
+    error = errors.error_of(caught.value)
+    assert isinstance(error, errors.UnavailableError), "the gateway may carry it on"
+    assert (error.reason, error.retry_after_s) == ("DRAINING", 1)
+    assert (int(error.metadata["completion_tokens"]) > 0) == bool(said)
+    await wait_until(lambda: engine.running == 0, "the engine is rid of it")
+
+
+async def test_who_waits_for_an_engine_is_told_so(make_fleet, engine_request, wait_until):
+    fleet = await make_fleet(drain_grace_s=0.05, patience_s=60.0)
+    call = fleet.run(engine_request())
+    await wait_until(lambda: fleet.service._servicer._running, "it has arrived")
+    await fleet.service.drain()
+    stopped = asyncio.create_task(fleet.service.stop())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest(call)
+    await stopped
+    assert errors.error_of(caught.value).reason == "DRAINING"
+
+
 def start_balancer(etcd_endpoint, path, *flags):
     command = [sys.executable, "-m", "services.balancer", "--etcd", etcd_endpoint]
     command += ["--ready-file", str(path), "--balancer-id", "b1", *flags]

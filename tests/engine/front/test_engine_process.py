@@ -225,6 +225,21 @@ async def test_sigterm_ends_what_outlives_the_grace(spawn):
     assert await engine.end() == 0
 
 
+async def test_a_second_sigterm_ends_streams_with_a_status_too(spawn):
+    engine = await spawn("--drain-grace-s", "60")
+    call = engine.engine.Run(request("running"))
+    while not (await call.read()).HasField("delta"):
+        pass
+    engine.process.send_signal(signal.SIGTERM)
+    await until(engine, lambda load: load.draining)
+    engine.process.send_signal(signal.SIGTERM)
+    error = await refused(call)
+    assert isinstance(error, errors.AbortedError)
+    assert error.reason == "DRAINING"
+    assert int(error.metadata["completion_tokens"]) > 0
+    assert await engine.end() == 0
+
+
 async def test_the_deadline_passes_in_the_queue(spawn):
     engine = await spawn("--max-num-seqs", "1")
     running = engine.engine.Run(request("running"))
