@@ -12,7 +12,6 @@ from inferfleet.cli.main import main
 from inferfleet.cli.supervisor import state_dir
 from inferfleet.cli.supervisor.state_dir import StateDir
 
-
 NO_MODEL = ("--set", "engine.simulate=yes")
 
 
