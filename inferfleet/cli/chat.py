@@ -66,15 +66,20 @@ def _answer(
         print(" [stopped]")
         return "".join(shown)
     except CliError as error:
+        if shown:
+            print(flush=True)
         print(f"inferfleet: {error}", file=sys.stderr)
         return None
-    print(f"\n{summary(answer)}", file=sys.stderr)
+    print(flush=True)
+    print(summary(answer), file=sys.stderr)
     return answer.text
 
 
 def _read() -> str | None:
+    person = sys.stdin.isatty()
     try:
-        return input("> ").strip()
+        return input("> " if person else "").strip()
     except (EOFError, KeyboardInterrupt):
-        print()
+        if person:
+            print()
         return None

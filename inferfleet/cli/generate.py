@@ -66,13 +66,31 @@ def run(args: argparse.Namespace) -> int:
     with connect(args) as client:
         request = _request(args)
         request.model = args.model or client.default_model()
-        answer = client.generate(request, (lambda _: None) if args.json else _print, args.timeout)
+        answer = _stream(client, request, args)
     if args.json:
         print(to_json(answer.to_json()))
     else:
         print()
         print(summary(answer), file=sys.stderr)
     return 0
+
+
+def _stream(client: GatewayClient, request: pb.GenerateRequest, args: argparse.Namespace) -> Answer:
+    """Print the text as it comes, unless --json wants it whole."""
+    shown = False
+
+    def show(text: str) -> None:
+        nonlocal shown
+        if text and not args.json:
+            shown = True
+            print(text, end="", flush=True)
+
+    try:
+        return client.generate(request, show, args.timeout)
+    except (CliError, KeyboardInterrupt):
+        if shown:
+            print(flush=True)  # the error starts a line of its own
+        raise
 
 
 def connect(args: argparse.Namespace) -> GatewayClient:
@@ -151,7 +169,3 @@ def _ids(text: str) -> list[int]:
     except ValueError as error:
         raise CliError(f"--token-ids: expected numbers such as 1,2,3, got {text!r}", 2) from error
     return ids
-
-
-def _print(text: str) -> None:
-    print(text, end="", flush=True)

@@ -87,6 +87,8 @@ class FakeGateway(inference_pb2_grpc.InferenceServicer):
         )
         for number, text in enumerate(["Par", "is", "."]):
             yield pb.GenerateResponse(delta=pb.Delta(text=text, token_ids=[number], num_tokens=1))
+        if request.text == "break":
+            context.abort(grpc.StatusCode.DATA_LOSS, "the engine is gone")
         yield pb.GenerateResponse(
             finished=pb.Finished(reason=pb.FinishReason.FINISH_REASON_EOS, stop_token_id=2)
         )

@@ -91,6 +91,12 @@ def test_a_bad_request_is_one_line_that_names_what_is_wrong(
     assert len(err.splitlines()) == 1
 
 
+def test_a_stream_that_breaks_ends_its_line_before_the_error(gateway, capsys):
+    assert main(["generate", "break", "--address", gateway[1]]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("Paris.\n", "inferfleet: DATA_LOSS: the engine is gone\n")
+
+
 def test_a_key_is_shown_and_a_missing_file_is_said(gateway, capsys, tmp_path):
     servicer, address = gateway
     key = tmp_path / "key"
@@ -124,6 +130,7 @@ def test_chat_keeps_the_history_and_new_forgets_it(gateway, monkeypatch, capsys)
         ["Be brief.", "one", "Paris.", "two"],
         ["Be brief.", "three"],
     ]
+    assert capsys.readouterr().out.splitlines()[1:] == ["Paris."] * 3  # a pipe sees no prompt
 
 
 def test_without_a_fleet_status_says_so(tmp_path, capsys):
