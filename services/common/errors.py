@@ -185,6 +185,11 @@ BY_CODE: Mapping[grpc.StatusCode, type[FleetError]] = {cls.code: cls for cls in 
 BY_NAME: Mapping[str, type[FleetError]] = {cls.code.name: cls for cls in _CLASSES}
 
 
+def plain(number: float) -> str:
+    """A number as a message shows it: whole ones in full, others in six digits."""
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
 def status_of(error: FleetError) -> status_pb2.Status:
     """The google.rpc.Status of an error, small enough for gRPC trailers."""
     message = error.message[:MAX_MESSAGE_CHARS]

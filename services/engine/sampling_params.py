@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from services.common.errors import InvalidArgumentError
+from services.common.errors import InvalidArgumentError, plain
 
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
@@ -130,4 +130,4 @@ def _between(name: str, value: float, low: float, high: float, *, open_low: bool
     below = value <= low if open_low else value < low
     if math.isnan(value) or below or value > high:
         bracket = "(" if open_low else "["
-        _refuse(name, f"must be in {bracket}{low:g}, {high:g}], got {value:g}")
+        _refuse(name, f"must be in {bracket}{low:g}, {plain(high)}], got {plain(value)}")

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from inferfleet.v1 import inference_pb2
-from services.common.errors import InvalidArgumentError
+from services.common.errors import InvalidArgumentError, plain
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED_IDS = 300
-MAX_CHOICE_TEXTS = 10_000
+MAX_CHOICE_TEXTS = 1000
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 # field of SamplingParams → (low, high, low itself is excluded)
@@ -127,4 +127,4 @@ def _between(field: str, value: Any, low: float, high: float, *, open_low: bool 
     below = value <= low if open_low else value < low
     if math.isnan(value) or below or value > high:
         bracket = "(" if open_low else "["
-        refuse(field, f"must be in {bracket}{low:g}, {high:g}], got {value:g}")
+        refuse(field, f"must be in {bracket}{low:g}, {plain(high)}], got {plain(value)}")

@@ -126,7 +126,8 @@ class Exchange:
                 cut = self._going_down()
                 self._free(cut)
                 raise cut from None
-            late = DeadlineExceededError(f"no answer within {self._timeout_s:g} s")
+            waited_s = max(round(self._timeout_s, 3), 0)
+            late = DeadlineExceededError(f"no answer within {waited_s:g} s")
             self._free(late)
             raise late from None
         except BaseException as error:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from inferfleet.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
+from services.engine.grammar.constraint_check import MAX_CHOICES
 from services.engine.sampling_params import SamplingParams
 from services.gateway.checks import check_request, request_id_problem
 
@@ -75,3 +76,32 @@ def test_request_ids(good):
 @pytest.mark.parametrize("bad", ["", "a b", "A" * 129, "é", "a\n", "\x00", "a\r\nb"])
 def test_bad_request_ids(bad):
     assert request_id_problem(bad)
+
+
+def message(**fields) -> str:
+    with pytest.raises(InvalidArgumentError) as caught:
+        check_request(inference_pb2.GenerateRequest(text="x", **fields), VOCAB)
+    return caught.value.message
+
+
+def test_numbers_are_shown_as_a_person_writes_them():
+    for say in (
+        lambda: message(sampling={"top_k": 2**32 - 1}),
+        lambda: str(refused_by_the_engine(top_k=2**32 - 1)),
+    ):
+        assert say().endswith("must be in [0, 2147483647], got 4294967295")
+    assert message(sampling={"temperature": 2.5}).endswith("must be in [0, 2], got 2.5")
+    assert message(sampling={"top_p": float("nan")}).endswith("must be in (0, 1], got nan")
+
+
+def refused_by_the_engine(**fields) -> InvalidArgumentError:
+    with pytest.raises(InvalidArgumentError) as caught:
+        SamplingParams(**fields).validated(VOCAB)
+    return caught.value
+
+
+def test_as_many_choices_as_the_engine_takes():
+    most = [str(number) for number in range(MAX_CHOICES)]
+    request = inference_pb2.GenerateRequest(text="x", constraint={"choice": {"texts": most}})
+    check_request(request, VOCAB)
+    assert "1 to 1000 texts" in message(constraint={"choice": {"texts": [*most, "more"]}})

@@ -275,10 +275,11 @@ class TestEnds:
             yield double.started(asked)
 
         engine.script = never
-        running = await start_gateway(request_timeout_s=0.3)
+        running = await start_gateway(request_timeout_s=0.30012345)
         async with grpc.aio.insecure_channel(running.address) as channel:
             error = await failure(texts(running.stub(channel).Generate(request())))
         assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.message == "no answer within 0.3 s"
         await engine.wait_for(lambda: engine.running == 0)
 
 
