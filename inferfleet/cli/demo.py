@@ -2,12 +2,14 @@
 
 import argparse
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
 from inferfleet.cli.errors import CliError
 from inferfleet.cli.gateway_client import Answer, GatewayClient, chat_prompt
 from inferfleet.cli.generate import summary
+from inferfleet.cli.supervisor.state_dir import StateDir
 from inferfleet.cli.trace import speaks_unicode
 from inferfleet.cli.up import add_fleet_options, options_of, say, with_fleet
 from inferfleet.cli.waterfall import VERBS, chart, verbs_of
@@ -26,7 +28,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "demo",
         help="start a fleet, ask one question, show the request's waterfall, stop",
-        description="What `make run` does: nothing is left running or lying about afterwards.",
+        description="What `make run` does: nothing is left running or lying about afterwards;"
+        " only a run that fails keeps its logs.",
     )
     parser.add_argument("question", nargs="?", default=QUESTION, metavar="QUESTION")
     add_fleet_options(parser)
@@ -34,13 +37,26 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    args.state_dir = args.state_dir / "demo"  # beside a fleet that `up` keeps
+    outer = args.state_dir
+    outer_is_new = not outer.exists()
+    args.state_dir = outer / "demo"  # beside a fleet that `up` keeps
     options = options_of(args)
 
     async def ask(fleet: "Fleet") -> int:
         return await _ask(fleet, args.question)
 
-    return asyncio.run(with_fleet(options, ask))
+    state = StateDir(options.state_dir)
+    try:
+        status = asyncio.run(with_fleet(options, ask))
+    except CliError as error:
+        if state.logs.is_dir() and not state.is_claimed():
+            raise CliError(f"{error}\nlogs: {args.state_dir}/logs", error.status) from error
+        raise
+    state.remove()
+    if outer_is_new:
+        with contextlib.suppress(OSError):  # a fleet of `up` has moved in meanwhile
+            outer.rmdir()
+    return status
 
 
 async def _ask(fleet: "Fleet", question: str) -> int:

@@ -90,6 +90,20 @@ class StateDir:
         self._lock.close()
         self._lock = None
 
+    def remove(self) -> None:
+        """Delete what a fleet left here, then each emptied folder; what is not ours stays.
+
+        Raises:
+            CliError: another fleet runs here.
+        """
+        self.claim()
+        for name in ("logs", "ready", "redis", "etcd"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        self.release()
+        self._lock_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            self.root.rmdir()
+
     def is_claimed(self) -> bool:
         """Whether a supervisor, of whatever process, holds the directory now."""
         try:
