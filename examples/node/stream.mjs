@@ -24,6 +24,7 @@ const definition = protoLoader.loadSync("inferfleet/v1/inference.proto", {
   keepCase: true,
   longs: String, // seeds have 64 bits
   enums: String,
+  defaults: true, // 0 is not sent: without this a count of 0 reads as undefined
   oneofs: true,
 });
 const { Inference } = grpc.loadPackageDefinition(definition).inferfleet.v1;
