@@ -243,7 +243,9 @@ class Front:
         stream.in_core.clear()
         cls = errors.BY_NAME.get(failure.code, errors.InternalError)
         exhausted = cls is errors.ResourceExhaustedError
-        fields = [errors.Violation(failure.field, failure.message)] if failure.field else []
+        field = failure.field or ""
+        described = failure.message.removeprefix(f"{field}: ")
+        fields = [errors.Violation(field, described)] if field else []
         stream.fail(
             cls(
                 failure.message,

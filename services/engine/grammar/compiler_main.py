@@ -33,7 +33,7 @@ MAX_WHITESPACE = 8
 _NICE = 5
 _PR_SET_PDEATHSIG = 1
 # Of xgrammar's messages: "[12:00:00] /file.cc:1: " and "Check failed: (…) is false: ".
-_PLACE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?(Check failed: .* is false: )?")
+_PLACE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?(Check failed: .* is false: )?", re.MULTILINE)
 
 
 def main() -> int:
@@ -71,11 +71,20 @@ def _outcome(compiler: Any, job: Job) -> Outcome:
     except MemoryError:
         return _over_memory(job)
     except Exception as error:
-        # xgrammar raises plain RuntimeErrors whose first line says what is wrong.
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        if "bad_alloc" in lines[-1]:
+        problem = _problem_of(error)
+        if "bad_alloc" in problem:
             return _over_memory(job)
-        return Outcome(job.number, problem=_PLACE.sub("", lines[-1])[:300])
+        return Outcome(job.number, problem=problem)
+
+
+def _problem_of(error: Exception) -> str:
+    """What xgrammar says after the place in its source, in one line."""
+    said = str(error).strip() or type(error).__name__
+    places = [found.end() for found in _PLACE.finditer(said) if found.group()]
+    problem = " ".join(said[places[-1] :].split() if places else said.splitlines()[-1:])
+    if problem.endswith("but got"):  # it quotes a line break or nothing, and we cut that off
+        problem += " the end of the line"
+    return problem[:300]
 
 
 def _over_memory(job: Job) -> Outcome:

@@ -216,6 +216,17 @@ async def test_a_failure_of_the_core_is_a_status(front, run_request):
     assert not [m for m in front.core.received if isinstance(m, AbortRequest)]
 
 
+async def test_a_failure_names_its_field_once(front, run_request):
+    call = front.engine.Run(run_request())
+    key = (await front.core.got(AddRequest)).request_key
+    field = "constraint.ebnf"
+    failure = RequestFailure(key, "INVALID_ARGUMENT", "", f"{field}: no rule", field)
+    front.core.say(failures=[failure])
+    error = await refused(call)
+    assert error.message == "constraint.ebnf: no rule"
+    assert error.violations == (errors.Violation(field, "no rule"),)
+
+
 async def test_a_duplicate_id_is_refused_and_a_higher_attempt_replaces(front, run_request, out):
     first = front.engine.Run(run_request("same", attempt=1))
     key = (await front.core.got(AddRequest)).request_key

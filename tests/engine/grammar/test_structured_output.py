@@ -207,6 +207,8 @@ def test_a_bad_grammar_is_told_by_the_compiler(builder):
     assert built.grammar is None
     assert built.reason == INVALID
     assert built.problem.startswith("EBNF parser error at line 1, column 10")
+    cut = wait_for(builder, Constraint("ebnf", 'root ::= "a" ('))
+    assert cut.problem.endswith("column 15: Expect element, but got the end of the line")
     tag = wait_for(builder, Constraint("structural_tag", '{"type":"structural_tag"}'))
     assert tag.problem.startswith("Invalid structural tag error: Structural tag must have a format")
 
