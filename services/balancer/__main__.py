@@ -7,7 +7,7 @@ from services.balancer.server import BalancerService
 from services.common import lifecycle, telemetry
 from services.common.config import load_or_exit
 
-PROG = "inferfleet-balancer"
+PROG = "python -m services.balancer"
 DESCRIPTION = """Places each request on the engine that is likely to answer it first, streams the
 answer back, and carries the stream on elsewhere when the engine dies. Engines are found in etcd,
 reusable prefixes by asking kvcache. Example: python -m services.balancer --etcd 127.0.0.1:2379

@@ -7,6 +7,7 @@ from services.common.config import load_or_exit
 from services.gateway.config import GatewayConfig
 from services.gateway.service import GatewayService
 
+PROG = "python -m services.gateway"
 DESCRIPTION = """The fleet's face: inferfleet.v1.Inference over gRPC and an OpenAI-compatible
 HTTP server. Renders, tokenises and checks requests, then sends them to a balancer.
 Example: python -m services.gateway --etcd 127.0.0.1:2379"""
@@ -14,10 +15,8 @@ Example: python -m services.gateway --etcd 127.0.0.1:2379"""
 
 def main() -> int:
     """The process's exit status."""
-    config = load_or_exit(
-        GatewayConfig, sys.argv[1:], prog="services.gateway", description=DESCRIPTION
-    )
-    return lifecycle.run(lambda: GatewayService(config), prog="services.gateway")
+    config = load_or_exit(GatewayConfig, sys.argv[1:], prog=PROG, description=DESCRIPTION)
+    return lifecycle.run(lambda: GatewayService(config), prog=PROG)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The balancer's name in the registry."""
+"""The names of the balancer: in the registry, and in what it says on its command line."""
 
 import socket
+import subprocess
+import sys
 
 from services.balancer.config import BalancerConfig, balancer_id_of
 
@@ -22,3 +24,10 @@ def test_a_name_is_one_part_of_a_key(monkeypatch):
 
 def test_a_configured_name_is_kept():
     assert balancer_id_of(BalancerConfig(balancer_id="b1"), 50052) == "b1"
+
+
+def test_an_error_names_the_program_as_it_is_started():
+    command = [sys.executable, "-m", "services.balancer", "--etcd", "x:1", "--policy", "nonsense"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("python -m services.balancer: policy:")
