@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 RUN = "/inferfleet.internal.v1.Engine/Run"
 RETRY_PAUSE_S = 0.1
+WARN_EVERY_S = 1.0
 # A later try must win over one that a lost balancer may still have running; balancers count on
 # from the number they are given.
 ATTEMPTS_PER_TRY = 16
@@ -103,6 +104,7 @@ class Balancers:
         self._stall_s = stall_s
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._turn = 0
+        self._silent_until: dict[str, float] = {}
 
     async def open(
         self, wire: bytes, metadata: Metadata, deadline_s: float, *, tries: int = 0
@@ -128,7 +130,7 @@ class Balancers:
                         address, wire, metadata, deadline_s - time.monotonic(), tries
                     )
                 except errors.UnavailableError as error:
-                    log.warning("balancer %s: %s", address, error.message)
+                    self._warn(address, error.message)
                     problem = error
                 tries += 1
             if problem.retry_after_s is not None and tries > first:
@@ -150,6 +152,14 @@ class Balancers:
         for address in [a for a in self._channels if a not in present]:
             # Streams that still run on it go on until they end.
             await self._channels.pop(address).close(grace=None)
+            self._silent_until.pop(address, None)
+
+    def _warn(self, address: str, message: str) -> None:
+        """Once a second: every stream of a balancer that restarts comes here, again and again."""
+        now = time.monotonic()
+        if now >= self._silent_until.get(address, 0.0):
+            self._silent_until[address] = now + WARN_EVERY_S
+            log.warning("balancer %s: %s", address, message)
 
     def _order(self) -> list[str]:
         addresses = list(self._addresses())

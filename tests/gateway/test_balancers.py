@@ -1,12 +1,17 @@
 """Which balancer gets a request, and what happens when one dies."""
 
 import asyncio
+import logging
+import socket
+import time
 
 import grpc
 import pytest
 
 from inferfleet.v1 import inference_pb2
 from services.common import errors
+from services.common.rpc import Membership
+from services.gateway.balancers import WARN_EVERY_S, Balancers
 from services.gateway.testing import EngineDouble, fail_with, hold_after_first, running_gateway
 
 
@@ -17,6 +22,14 @@ async def pair(engine):
     await second.start()
     yield engine, second
     await second.stop()
+
+
+@pytest.fixture
+def free_port():
+    """A port that is bound and refuses connections."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def request(**fields):
@@ -64,6 +77,21 @@ async def test_a_later_try_is_a_higher_attempt_of_the_same_request(pair):
     assert [r.attempt for r in tried] == [16 * i for i in range(len(tried))]
     assert len(tried) >= 4
     assert {(r.request.request_id, r.request.sampling.seed) for r in tried} == {("r", 5)}
+
+
+async def test_one_that_is_away_is_told_of_once_a_second(caplog, free_port):
+    address = f"127.0.0.1:{free_port}"
+    balancers = Balancers(lambda: [address], Membership(), retry_s=0.35, stall_s=5)
+    deadline_s = time.monotonic() + 20
+    streams = [balancers.open(b"", (), deadline_s) for _ in range(20)]
+    with caplog.at_level(logging.WARNING, logger="services.gateway.balancers"):
+        began = time.monotonic()
+        outcomes = await asyncio.gather(*streams, return_exceptions=True)
+        took_s = time.monotonic() - began
+    await balancers.close()
+    assert all(isinstance(outcome, errors.UnavailableError) for outcome in outcomes)
+    told = [record for record in caplog.records if address in record.getMessage()]
+    assert 1 <= len(told) <= 1 + took_s / WARN_EVERY_S
 
 
 async def test_one_that_says_when_to_come_back_is_believed(pair):
