@@ -97,6 +97,7 @@ async def test_maps_that_are_set_while_streams_run_change_no_token(
         file.write_text(json.dumps({"phy2log": rows}))
         assert await _placement("set", str(file), etcd, "--group=moe") == 0
         assert front.server._board.placement_version == number
+    await _counted(etcd_endpoint)  # counts come every few seconds, a plan needs some
     assert await _placement("set", "--plan", etcd, "--group=moe") == 0
     assert await _placement("rollback", "1", etcd, "--group=moe") == 0
     version = front.server._board.placement_version
@@ -139,12 +140,26 @@ async def _serve_hot_tokens(front):
             pass
 
 
+async def _counted(etcd_endpoint):
+    """Wait until the engine has published a count that is not 0."""
+    etcd = Etcd([etcd_endpoint])
+    await _group_of(
+        etcd, "engine-under-test", lambda state: any(map(any, _load_of(state, "engine-under-test")))
+    )
+    await etcd.close()
+
+
+def _load_of(state, engine_id):
+    return state.loads[engine_id].load
+
+
 async def _group_of(etcd, engine_id, holds):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(50):
         while True:
             for name, state in (await list_groups(etcd)).items():
                 if engine_id in state.applied and engine_id in state.loads and holds(state):
                     return name, state
+            await asyncio.sleep(0.05)
 
 
 async def test_the_controller_of_a_simulated_engine_writes_and_the_engine_follows(
