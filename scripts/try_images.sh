@@ -29,9 +29,9 @@ make_base() {
   scratch=$(mktemp -d)
   echo "Making $base with debootstrap"
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
-    bookworm "$scratch/root" "$(mirror)" >"$scratch/log" 2>&1 || { tail "$scratch/log" >&2; exit 1; }
-  rm -rf "$scratch"/root/var/cache/apt/archives/*.deb
-  tar -C "$scratch/root" -c . | podman import - "$base" >/dev/null
+    bookworm "$scratch/base" "$(mirror)" >"$scratch/log" 2>&1 || { tail "$scratch/log" >&2; exit 1; }
+  rm -rf "$scratch"/base/var/cache/apt/archives/*.deb
+  tar -C "$scratch/base" -c . | podman import - "$base" >/dev/null
   rm -rf "$scratch"
 }
 

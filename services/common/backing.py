@@ -16,6 +16,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ def tied_to_parent(argv: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
 
 
-class ServerProcess:
+class ServerProcess(ABC):
     """A server as a child process that can be stopped, killed, paused and started again.
 
     Blocking; starting takes a fraction of a second. The port and the directory stay the same over
@@ -164,9 +165,9 @@ class ServerProcess:
         """End a pause."""
         self._signal(signal.SIGCONT)
 
+    @abstractmethod
     def erase(self) -> None:
         """Delete its data; only while it does not run."""
-        raise NotImplementedError
 
     def _signal(self, signum: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -196,11 +197,13 @@ class ServerProcess:
             start_new_session=True,  # Ctrl-C in a terminal is for the supervisor to handle
         )
 
+    @abstractmethod
     def _arguments(self) -> list[str]:
-        raise NotImplementedError
+        """The command line after the binary."""
 
+    @abstractmethod
     def _answers(self) -> bool:
-        raise NotImplementedError
+        """Whether it serves."""
 
 
 class RedisProcess(ServerProcess):

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from google.protobuf.message import Message
+
 from inferfleet.internal.v1 import engine_pb2
 from inferfleet.v1 import inference_pb2
 from services.common.errors import (
@@ -166,8 +168,8 @@ def _check_length(num_tokens: int, facts: ModelFacts) -> None:
         )
 
 
-def _given(message: object, name: str, default: int) -> int:
-    return int(getattr(message, name)) if message.HasField(name) else default  # type: ignore[attr-defined]
+def _given(message: Message, name: str, default: int) -> int:
+    return int(getattr(message, name)) if message.HasField(name) else default
 
 
 def _params(request: inference_pb2.GenerateRequest) -> SamplingParams:
