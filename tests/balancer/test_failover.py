@@ -153,12 +153,12 @@ async def test_a_stream_that_ends_early_is_carried_on(fleet, engine_request, as_
     assert as_seen(await fleet.ask(request)) == undisturbed(request)
 
 
-@pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.3}], indirect=True)
+@pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.3, "patience_s": 0.1}], indirect=True)
 async def test_a_slow_engine_keeps_its_streams_while_nobody_else_could_take_them(
     fleet, engine_request, as_seen, undisturbed, wait_until
 ):
     slow = await fleet.add("slow")
-    slow.hang_after = 2
+    slow.hang_after = 0
     request = engine_request()
     asking = asyncio.create_task(fleet.ask(request))
     await wait_until(lambda: slow.requests, "the engine has it")
