@@ -429,17 +429,31 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "revision", "max_model_len", "vocab_size", "num_engines", "created_unix_s")
+    __slots__ = ("name", "revision", "max_model_len", "vocab_size", "num_engines", "created_unix_s", "revisions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_ENGINES_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    REVISIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     max_model_len: int
     vocab_size: int
     num_engines: int
     created_unix_s: int
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_engines: _Optional[int] = ..., created_unix_s: _Optional[int] = ...) -> None: ...
+    revisions: _containers.RepeatedCompositeFieldContainer[ServedRevision]
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_engines: _Optional[int] = ..., created_unix_s: _Optional[int] = ..., revisions: _Optional[_Iterable[_Union[ServedRevision, _Mapping]]] = ...) -> None: ...
+
+class ServedRevision(_message.Message):
+    __slots__ = ("model", "revision", "num_engines", "share")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    revision: str
+    num_engines: int
+    share: float
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_engines: _Optional[int] = ..., share: _Optional[float] = ...) -> None: ...

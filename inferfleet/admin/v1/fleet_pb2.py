@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from inferfleet.internal.v1 import engine_pb2 as inferfleet_dot_internal_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1finferfleet/admin/v1/fleet.proto\x12\x13inferfleet.admin.v1\x1a#inferfleet/internal/v1/engine.proto\"\x14\n\x12ListEnginesRequest\"G\n\x13ListEnginesResponse\x12\x30\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1f.inferfleet.admin.v1.EngineView\"\xa6\x01\n\nEngineView\x12\x30\n\x04info\x18\x01 \x01(\x0b\x32\".inferfleet.internal.v1.EngineInfo\x12\x30\n\x04load\x18\x02 \x01(\x0b\x32\".inferfleet.internal.v1.LoadReport\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\nregistered\x18\x05 \x01(\x08\"8\n\x12\x44rainEngineRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"L\n\x13\x44rainEngineResponse\x12\x35\n\x06result\x18\x01 \x01(\x0b\x32%.inferfleet.internal.v1.DrainResponse\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"i\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x30\n\tdecisions\x18\x03 \x03(\x0b\x32\x1d.inferfleet.admin.v1.Decision\"\xd0\x01\n\x08\x44\x65\x63ision\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x03\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x11\n\tengine_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x32\n\ncandidates\x18\x06 \x03(\x0b\x32\x1e.inferfleet.admin.v1.Candidate\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x15\n\rprompt_tokens\x18\x08 \x01(\r\x12\x13\n\x0bmatch_known\x18\t \x01(\x08\"\xb2\x01\n\tCandidate\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\x12\n\nexpected_s\x18\x03 \x01(\x01\x12\x38\n\x05parts\x18\x04 \x03(\x0b\x32).inferfleet.admin.v1.Candidate.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\x9b\x02\n\x05\x46leet\x12`\n\x0bListEngines\x12\'.inferfleet.admin.v1.ListEnginesRequest\x1a(.inferfleet.admin.v1.ListEnginesResponse\x12Z\n\x05\x44rain\x12\'.inferfleet.admin.v1.DrainEngineRequest\x1a(.inferfleet.admin.v1.DrainEngineResponse\x12T\n\x07\x45xplain\x12#.inferfleet.admin.v1.ExplainRequest\x1a$.inferfleet.admin.v1.ExplainResponseBg\n\x17\x64\x65v.inferfleet.admin.v1P\x01ZJgithub.com/inferfleet/inferfleet/gen/inferfleet/admin/v1;inferfleetadminv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1finferfleet/admin/v1/fleet.proto\x12\x13inferfleet.admin.v1\x1a#inferfleet/internal/v1/engine.proto\"\x14\n\x12ListEnginesRequest\"G\n\x13ListEnginesResponse\x12\x30\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1f.inferfleet.admin.v1.EngineView\"\xa6\x01\n\nEngineView\x12\x30\n\x04info\x18\x01 \x01(\x0b\x32\".inferfleet.internal.v1.EngineInfo\x12\x30\n\x04load\x18\x02 \x01(\x0b\x32\".inferfleet.internal.v1.LoadReport\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\nregistered\x18\x05 \x01(\x08\"8\n\x12\x44rainEngineRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"L\n\x13\x44rainEngineResponse\x12\x35\n\x06result\x18\x01 \x01(\x0b\x32%.inferfleet.internal.v1.DrainResponse\"N\n\x14\x44rainRevisionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"L\n\x15\x44rainRevisionResponse\x12\x33\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\".inferfleet.admin.v1.DrainedEngine\"j\n\rDrainedEngine\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x35\n\x06result\x18\x02 \x01(\x0b\x32%.inferfleet.internal.v1.DrainResponse\x12\x0f\n\x07problem\x18\x03 \x01(\t\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"i\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x30\n\tdecisions\x18\x03 \x03(\x0b\x32\x1d.inferfleet.admin.v1.Decision\"\xd0\x01\n\x08\x44\x65\x63ision\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x03\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x11\n\tengine_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x32\n\ncandidates\x18\x06 \x03(\x0b\x32\x1e.inferfleet.admin.v1.Candidate\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x15\n\rprompt_tokens\x18\x08 \x01(\r\x12\x13\n\x0bmatch_known\x18\t \x01(\x08\"\xb2\x01\n\tCandidate\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\x12\n\nexpected_s\x18\x03 \x01(\x01\x12\x38\n\x05parts\x18\x04 \x03(\x0b\x32).inferfleet.admin.v1.Candidate.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\x83\x03\n\x05\x46leet\x12`\n\x0bListEngines\x12\'.inferfleet.admin.v1.ListEnginesRequest\x1a(.inferfleet.admin.v1.ListEnginesResponse\x12Z\n\x05\x44rain\x12\'.inferfleet.admin.v1.DrainEngineRequest\x1a(.inferfleet.admin.v1.DrainEngineResponse\x12\x66\n\rDrainRevision\x12).inferfleet.admin.v1.DrainRevisionRequest\x1a*.inferfleet.admin.v1.DrainRevisionResponse\x12T\n\x07\x45xplain\x12#.inferfleet.admin.v1.ExplainRequest\x1a$.inferfleet.admin.v1.ExplainResponseBg\n\x17\x64\x65v.inferfleet.admin.v1P\x01ZJgithub.com/inferfleet/inferfleet/gen/inferfleet/admin/v1;inferfleetadminv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,16 +45,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINENGINEREQUEST']._serialized_end=413
   _globals['_DRAINENGINERESPONSE']._serialized_start=415
   _globals['_DRAINENGINERESPONSE']._serialized_end=491
-  _globals['_EXPLAINREQUEST']._serialized_start=493
-  _globals['_EXPLAINREQUEST']._serialized_end=529
-  _globals['_EXPLAINRESPONSE']._serialized_start=531
-  _globals['_EXPLAINRESPONSE']._serialized_end=636
-  _globals['_DECISION']._serialized_start=639
-  _globals['_DECISION']._serialized_end=847
-  _globals['_CANDIDATE']._serialized_start=850
-  _globals['_CANDIDATE']._serialized_end=1028
-  _globals['_CANDIDATE_PARTSENTRY']._serialized_start=984
-  _globals['_CANDIDATE_PARTSENTRY']._serialized_end=1028
-  _globals['_FLEET']._serialized_start=1031
-  _globals['_FLEET']._serialized_end=1314
+  _globals['_DRAINREVISIONREQUEST']._serialized_start=493
+  _globals['_DRAINREVISIONREQUEST']._serialized_end=571
+  _globals['_DRAINREVISIONRESPONSE']._serialized_start=573
+  _globals['_DRAINREVISIONRESPONSE']._serialized_end=649
+  _globals['_DRAINEDENGINE']._serialized_start=651
+  _globals['_DRAINEDENGINE']._serialized_end=757
+  _globals['_EXPLAINREQUEST']._serialized_start=759
+  _globals['_EXPLAINREQUEST']._serialized_end=795
+  _globals['_EXPLAINRESPONSE']._serialized_start=797
+  _globals['_EXPLAINRESPONSE']._serialized_end=902
+  _globals['_DECISION']._serialized_start=905
+  _globals['_DECISION']._serialized_end=1113
+  _globals['_CANDIDATE']._serialized_start=1116
+  _globals['_CANDIDATE']._serialized_end=1294
+  _globals['_CANDIDATE_PARTSENTRY']._serialized_start=1250
+  _globals['_CANDIDATE_PARTSENTRY']._serialized_end=1294
+  _globals['_FLEET']._serialized_start=1297
+  _globals['_FLEET']._serialized_end=1684
 # @@protoc_insertion_point(module_scope)

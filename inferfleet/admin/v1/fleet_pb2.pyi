@@ -45,6 +45,32 @@ class DrainEngineResponse(_message.Message):
     result: _engine_pb2.DrainResponse
     def __init__(self, result: _Optional[_Union[_engine_pb2.DrainResponse, _Mapping]] = ...) -> None: ...
 
+class DrainRevisionRequest(_message.Message):
+    __slots__ = ("model", "model_revision", "grace_s")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_revision: str
+    grace_s: float
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
+
+class DrainRevisionResponse(_message.Message):
+    __slots__ = ("engines",)
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    engines: _containers.RepeatedCompositeFieldContainer[DrainedEngine]
+    def __init__(self, engines: _Optional[_Iterable[_Union[DrainedEngine, _Mapping]]] = ...) -> None: ...
+
+class DrainedEngine(_message.Message):
+    __slots__ = ("engine_id", "result", "problem")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    result: _engine_pb2.DrainResponse
+    problem: str
+    def __init__(self, engine_id: _Optional[str] = ..., result: _Optional[_Union[_engine_pb2.DrainResponse, _Mapping]] = ..., problem: _Optional[str] = ...) -> None: ...
+
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

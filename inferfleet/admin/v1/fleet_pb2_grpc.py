@@ -44,6 +44,11 @@ class FleetStub:
                 request_serializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainEngineRequest.SerializeToString,
                 response_deserializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainEngineResponse.FromString,
                 _registered_method=True)
+        self.DrainRevision = channel.unary_unary(
+                '/inferfleet.admin.v1.Fleet/DrainRevision',
+                request_serializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainRevisionRequest.SerializeToString,
+                response_deserializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainRevisionResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/inferfleet.admin.v1.Fleet/Explain',
                 request_serializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.ExplainRequest.SerializeToString,
@@ -62,6 +67,13 @@ class FleetServicer:
 
     def Drain(self, request, context):
         """Take an engine out of routing and drain it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainRevision(self, request, context):
+        """The same for all engines of one revision of a model, at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +98,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainEngineRequest.FromString,
                     response_serializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainEngineResponse.SerializeToString,
+            ),
+            'DrainRevision': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainRevision,
+                    request_deserializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainRevisionRequest.FromString,
+                    response_serializer=inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainRevisionResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -147,6 +164,33 @@ class Fleet:
             '/inferfleet.admin.v1.Fleet/Drain',
             inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainEngineRequest.SerializeToString,
             inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainRevision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferfleet.admin.v1.Fleet/DrainRevision',
+            inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainRevisionRequest.SerializeToString,
+            inferfleet_dot_admin_dot_v1_dot_fleet__pb2.DrainRevisionResponse.FromString,
             options,
             channel_credentials,
             insecure,

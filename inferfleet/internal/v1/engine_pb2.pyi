@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EngineRequest(_message.Message):
-    __slots__ = ("request", "tenant", "salt", "attempt", "continuation", "numerics_id")
+    __slots__ = ("request", "tenant", "salt", "attempt", "continuation", "numerics_id", "model_revision")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     request: _inference_pb2.GenerateRequest
     tenant: str
     salt: bytes
     attempt: int
     continuation: Continuation
     numerics_id: str
-    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., attempt: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., numerics_id: _Optional[str] = ...) -> None: ...
+    model_revision: str
+    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., attempt: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., numerics_id: _Optional[str] = ..., model_revision: _Optional[str] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("choices",)

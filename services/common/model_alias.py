@@ -1,0 +1,160 @@
+"""A model's public name and the revisions behind it, with weights: the record in etcd, and the
+choice of a revision for one request as a pure function, so that all gateways agree.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MODELS_PREFIX = "/inferfleet/models/"
+MAX_TARGETS = 16
+MAX_WEIGHT = 1_000_000.0
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+
+
+class AliasError(ValueError):
+    """The record cannot be used; begins with the field at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One revision that serves a name."""
+
+    model: str
+    revision: str
+    weight: float
+    """Its share of new requests is this over the sum of all weights."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Model and revision."""
+        return self.model, self.revision
+
+
+@dataclass(frozen=True, slots=True)
+class AliasRecord:
+    """What etcd holds under MODELS_PREFIX + alias."""
+
+    targets: tuple[Target, ...]
+    version: int = 1
+    """Grows by one with each write; etcd's own numbers start again when a store is emptied."""
+    previous: tuple[Target, ...] = ()
+    """The targets of the version before, for a rollback."""
+    author: str = ""
+    updated_unix_ms: int = 0
+
+    @property
+    def shares(self) -> Mapping[tuple[str, str], float]:
+        """Share of new requests, 0 to 1, by model and revision."""
+        total = sum(target.weight for target in self.targets)
+        return {target.key: target.weight / total for target in self.targets}
+
+    def to_json(self) -> bytes:
+        """As it is written."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+
+def check_alias(alias: str) -> None:
+    """Refuse a name that could not be a key.
+
+    Raises:
+        AliasError: it is none.
+    """
+    if not _ALIAS.fullmatch(alias):
+        raise AliasError(
+            "alias: must be 1 to 128 letters, digits and . _ : / -, and begin with one of the first"
+        )
+
+
+def parse_record(value: bytes) -> AliasRecord:
+    """Read a record as anyone may have written it.
+
+    Raises:
+        AliasError: naming the field at fault.
+    """
+    try:
+        record = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise AliasError(f"not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise AliasError("not a JSON object")
+    version = record.get("version", 1)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise AliasError(f"version: {version!r} is not a whole number above 0")
+    author, updated = record.get("author", ""), record.get("updated_unix_ms", 0)
+    if not isinstance(author, str) or not isinstance(updated, int):
+        raise AliasError("author, updated_unix_ms: must be a text and a number")
+    previous = record.get("previous") or []
+    return AliasRecord(
+        targets=_targets("targets", record.get("targets")),
+        version=version,
+        previous=_targets("previous", previous) if previous else (),
+        author=author,
+        updated_unix_ms=updated,
+    )
+
+
+def check_targets(targets: Sequence[Target], field: str = "targets") -> None:
+    """Refuse targets among which none can be chosen, or one is named twice.
+
+    Raises:
+        AliasError: naming the field at fault.
+    """
+    if not 1 <= len(targets) <= MAX_TARGETS:
+        raise AliasError(f"{field}: must name 1 to {MAX_TARGETS} revisions, not {len(targets)}")
+    seen = set()
+    for index, target in enumerate(targets):
+        where = f"{field}[{index}]"
+        if not target.model or not target.revision:
+            raise AliasError(f"{where}.{'revision' if target.model else 'model'}: is empty")
+        if not 0 <= target.weight <= MAX_WEIGHT:  # NaN is refused too
+            raise AliasError(f"{where}.weight: {target.weight!r} is not in [0, {MAX_WEIGHT:g}]")
+        if target.key in seen:
+            raise AliasError(f"{where}: {target.model}@{target.revision} is there twice")
+        seen.add(target.key)
+    if not sum(target.weight for target in targets) > 0:
+        raise AliasError(f"{field}: no weight is above 0")
+
+
+def choose(
+    alias: str, targets: Iterable[Target], key: str, usable: Callable[[Target], bool]
+) -> Target | None:
+    """The target that a request of this key goes to; None if no usable one has a weight.
+
+    Weighted rendezvous hashing: the shares are as the weights say, a key keeps its target while
+    weights stay, and when one weight grows, keys move to that target only.
+    """
+    best: tuple[float, Target] | None = None
+    for target in targets:
+        if target.weight <= 0 or not usable(target):
+            continue
+        text = "\0".join((alias, key, target.model, target.revision))
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        uniform = (int.from_bytes(digest, "big") + 0.5) / 2.0**64
+        # Of exponential clocks with these rates, the first to ring is each with its share.
+        rings_at = -math.log(uniform) / target.weight
+        if best is None or rings_at < best[0]:
+            best = rings_at, target
+    return None if best is None else best[1]
+
+
+def _targets(field: str, value: Any) -> tuple[Target, ...]:
+    if not isinstance(value, list):
+        raise AliasError(f"{field}: is not a list")
+    targets = []
+    for index, entry in enumerate(value):
+        if not isinstance(entry, dict):
+            raise AliasError(f"{field}[{index}]: is not an object")
+        model, revision, weight = (entry.get(name) for name in ("model", "revision", "weight"))
+        for name, text in (("model", model), ("revision", revision)):
+            if not isinstance(text, str):
+                raise AliasError(f"{field}[{index}].{name}: {text!r} is not a text")
+        if not isinstance(weight, int | float) or isinstance(weight, bool):
+            raise AliasError(f"{field}[{index}].weight: {weight!r} is not a number")
+        targets.append(Target(str(model), str(revision), float(weight)))
+    check_targets(targets, field)
+    return tuple(targets)
