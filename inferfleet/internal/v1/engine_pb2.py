@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from inferfleet.v1 import inference_pb2 as inferfleet_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#inferfleet/internal/v1/engine.proto\x12\x16inferfleet.internal.v1\x1a\x1dinferfleet/v1/inference.proto\"\xd8\x01\n\rEngineRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.inferfleet.v1.GenerateRequest\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12:\n\x0c\x63ontinuation\x18\x05 \x01(\x0b\x32$.inferfleet.internal.v1.Continuation\x12\x13\n\x0bnumerics_id\x18\x06 \x01(\t\x12\x16\n\x0emodel_revision\x18\x07 \x01(\t\"H\n\x0c\x43ontinuation\x12\x38\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\'.inferfleet.internal.v1.ContinuedChoice\"^\n\x0f\x43ontinuedChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12\x17\n\x0fsent_text_bytes\x18\x04 \x01(\x04\"\x10\n\x0eGetInfoRequest\"\x91\x03\n\nEngineInfo\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x10\n\x08\x65poch_ms\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0emodel_revision\x18\x05 \x01(\t\x12\x16\n\x0ehash_namespace\x18\x06 \x01(\x0c\x12\x13\n\x0bnumerics_id\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0b \x01(\r\x12\x12\n\nvocab_size\x18\x0c \x01(\r\x12\x18\n\x10tokenizer_digest\x18\r \x01(\t\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x15\n\rdeterministic\x18\x0f \x01(\x08\x12\x0c\n\x04role\x18\x10 \x01(\t\x12\x19\n\x11placement_version\x18\x11 \x01(\x04\x12\x10\n\x08\x64raining\x18\x12 \x01(\x08\x12\x15\n\reos_token_ids\x18\x13 \x03(\r\"%\n\x13GetTokenizerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\xe9\x01\n\x0eTokenizerChunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12Q\n\x0especial_tokens\x18\x03 \x03(\x0b\x32\x39.inferfleet.internal.v1.TokenizerChunk.SpecialTokensEntry\x12\x0f\n\x07\x61\x64\x64_bos\x18\x04 \x01(\x08\x12\x16\n\x0etokenizer_json\x18\x05 \x01(\x0c\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x10WatchLoadRequest\"\xe0\x02\n\nLoadReport\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x10\n\x08\x65poch_ms\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x1e\n\x16uncached_tokens_queued\x18\x06 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\t \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_round_s\x18\n \x01(\x01\x12\x1b\n\x13last_progress_age_s\x18\x0b \x01(\x01\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x19\n\x11placement_version\x18\r \x01(\x04\x12\x1c\n\x14\x64rain_requests_per_s\x18\x0e \x01(\x01\"\x1f\n\x0c\x44rainRequest\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"?\n\rDrainResponse\x12\x15\n\rstreams_ended\x18\x01 \x01(\r\x12\x17\n\x0fstreams_aborted\x18\x02 \x01(\r\"3\n\x0c\x41\x62ortRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r2\xa0\x04\n\x06\x45ngine\x12O\n\x03Run\x12%.inferfleet.internal.v1.EngineRequest\x1a\x1f.inferfleet.v1.GenerateResponse0\x01\x12U\n\x07GetInfo\x12&.inferfleet.internal.v1.GetInfoRequest\x1a\".inferfleet.internal.v1.EngineInfo\x12\x65\n\x0cGetTokenizer\x12+.inferfleet.internal.v1.GetTokenizerRequest\x1a&.inferfleet.internal.v1.TokenizerChunk0\x01\x12[\n\tWatchLoad\x12(.inferfleet.internal.v1.WatchLoadRequest\x1a\".inferfleet.internal.v1.LoadReport0\x01\x12T\n\x05\x44rain\x12$.inferfleet.internal.v1.DrainRequest\x1a%.inferfleet.internal.v1.DrainResponse\x12T\n\x05\x41\x62ort\x12$.inferfleet.internal.v1.AbortRequest\x1a%.inferfleet.internal.v1.AbortResponseBp\n\x1a\x64\x65v.inferfleet.internal.v1P\x01ZPgithub.com/inferfleet/inferfleet/gen/inferfleet/internal/v1;inferfleetinternalv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#inferfleet/internal/v1/engine.proto\x12\x16inferfleet.internal.v1\x1a\x1dinferfleet/v1/inference.proto\"\xf1\x01\n\rEngineRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.inferfleet.v1.GenerateRequest\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12:\n\x0c\x63ontinuation\x18\x05 \x01(\x0b\x32$.inferfleet.internal.v1.Continuation\x12\x13\n\x0bnumerics_id\x18\x06 \x01(\t\x12\x16\n\x0emodel_revision\x18\x07 \x01(\t\x12\x17\n\x0fshown_token_ids\x18\x08 \x03(\r\"H\n\x0c\x43ontinuation\x12\x38\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\'.inferfleet.internal.v1.ContinuedChoice\"^\n\x0f\x43ontinuedChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12\x17\n\x0fsent_text_bytes\x18\x04 \x01(\x04\"\x10\n\x0eGetInfoRequest\"\xc0\x03\n\nEngineInfo\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x10\n\x08\x65poch_ms\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0emodel_revision\x18\x05 \x01(\t\x12\x16\n\x0ehash_namespace\x18\x06 \x01(\x0c\x12\x13\n\x0bnumerics_id\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0b \x01(\r\x12\x12\n\nvocab_size\x18\x0c \x01(\r\x12\x18\n\x10tokenizer_digest\x18\r \x01(\t\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x15\n\rdeterministic\x18\x0f \x01(\x08\x12\x0c\n\x04role\x18\x10 \x01(\t\x12\x19\n\x11placement_version\x18\x11 \x01(\x04\x12\x10\n\x08\x64raining\x18\x12 \x01(\x08\x12\x15\n\reos_token_ids\x18\x13 \x03(\r\x12\x13\n\x0btool_parser\x18\x14 \x01(\t\x12\x18\n\x10reasoning_parser\x18\x15 \x01(\t\"%\n\x13GetTokenizerRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\xe9\x01\n\x0eTokenizerChunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12Q\n\x0especial_tokens\x18\x03 \x03(\x0b\x32\x39.inferfleet.internal.v1.TokenizerChunk.SpecialTokensEntry\x12\x0f\n\x07\x61\x64\x64_bos\x18\x04 \x01(\x08\x12\x16\n\x0etokenizer_json\x18\x05 \x01(\x0c\x1a\x34\n\x12SpecialTokensEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x10WatchLoadRequest\"\xe0\x02\n\nLoadReport\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x10\n\x08\x65poch_ms\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x18\n\x10waiting_requests\x18\x04 \x01(\r\x12\x18\n\x10running_requests\x18\x05 \x01(\r\x12\x1e\n\x16uncached_tokens_queued\x18\x06 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\t \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_round_s\x18\n \x01(\x01\x12\x1b\n\x13last_progress_age_s\x18\x0b \x01(\x01\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x19\n\x11placement_version\x18\r \x01(\x04\x12\x1c\n\x14\x64rain_requests_per_s\x18\x0e \x01(\x01\"\x1f\n\x0c\x44rainRequest\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"?\n\rDrainResponse\x12\x15\n\rstreams_ended\x18\x01 \x01(\r\x12\x17\n\x0fstreams_aborted\x18\x02 \x01(\r\"3\n\x0c\x41\x62ortRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r2\xa0\x04\n\x06\x45ngine\x12O\n\x03Run\x12%.inferfleet.internal.v1.EngineRequest\x1a\x1f.inferfleet.v1.GenerateResponse0\x01\x12U\n\x07GetInfo\x12&.inferfleet.internal.v1.GetInfoRequest\x1a\".inferfleet.internal.v1.EngineInfo\x12\x65\n\x0cGetTokenizer\x12+.inferfleet.internal.v1.GetTokenizerRequest\x1a&.inferfleet.internal.v1.TokenizerChunk0\x01\x12[\n\tWatchLoad\x12(.inferfleet.internal.v1.WatchLoadRequest\x1a\".inferfleet.internal.v1.LoadReport0\x01\x12T\n\x05\x44rain\x12$.inferfleet.internal.v1.DrainRequest\x1a%.inferfleet.internal.v1.DrainResponse\x12T\n\x05\x41\x62ort\x12$.inferfleet.internal.v1.AbortRequest\x1a%.inferfleet.internal.v1.AbortResponseBp\n\x1a\x64\x65v.inferfleet.internal.v1P\x01ZPgithub.com/inferfleet/inferfleet/gen/inferfleet/internal/v1;inferfleetinternalv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIZERCHUNK_SPECIALTOKENSENTRY']._loaded_options = None
   _globals['_TOKENIZERCHUNK_SPECIALTOKENSENTRY']._serialized_options = b'8\001'
   _globals['_ENGINEREQUEST']._serialized_start=95
-  _globals['_ENGINEREQUEST']._serialized_end=311
-  _globals['_CONTINUATION']._serialized_start=313
-  _globals['_CONTINUATION']._serialized_end=385
-  _globals['_CONTINUEDCHOICE']._serialized_start=387
-  _globals['_CONTINUEDCHOICE']._serialized_end=481
-  _globals['_GETINFOREQUEST']._serialized_start=483
-  _globals['_GETINFOREQUEST']._serialized_end=499
-  _globals['_ENGINEINFO']._serialized_start=502
-  _globals['_ENGINEINFO']._serialized_end=903
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=905
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=942
-  _globals['_TOKENIZERCHUNK']._serialized_start=945
-  _globals['_TOKENIZERCHUNK']._serialized_end=1178
-  _globals['_TOKENIZERCHUNK_SPECIALTOKENSENTRY']._serialized_start=1126
-  _globals['_TOKENIZERCHUNK_SPECIALTOKENSENTRY']._serialized_end=1178
-  _globals['_WATCHLOADREQUEST']._serialized_start=1180
-  _globals['_WATCHLOADREQUEST']._serialized_end=1198
-  _globals['_LOADREPORT']._serialized_start=1201
-  _globals['_LOADREPORT']._serialized_end=1553
-  _globals['_DRAINREQUEST']._serialized_start=1555
-  _globals['_DRAINREQUEST']._serialized_end=1586
-  _globals['_DRAINRESPONSE']._serialized_start=1588
-  _globals['_DRAINRESPONSE']._serialized_end=1651
-  _globals['_ABORTREQUEST']._serialized_start=1653
-  _globals['_ABORTREQUEST']._serialized_end=1704
-  _globals['_ABORTRESPONSE']._serialized_start=1706
-  _globals['_ABORTRESPONSE']._serialized_end=1738
-  _globals['_ENGINE']._serialized_start=1741
-  _globals['_ENGINE']._serialized_end=2285
+  _globals['_ENGINEREQUEST']._serialized_end=336
+  _globals['_CONTINUATION']._serialized_start=338
+  _globals['_CONTINUATION']._serialized_end=410
+  _globals['_CONTINUEDCHOICE']._serialized_start=412
+  _globals['_CONTINUEDCHOICE']._serialized_end=506
+  _globals['_GETINFOREQUEST']._serialized_start=508
+  _globals['_GETINFOREQUEST']._serialized_end=524
+  _globals['_ENGINEINFO']._serialized_start=527
+  _globals['_ENGINEINFO']._serialized_end=975
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=977
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1014
+  _globals['_TOKENIZERCHUNK']._serialized_start=1017
+  _globals['_TOKENIZERCHUNK']._serialized_end=1250
+  _globals['_TOKENIZERCHUNK_SPECIALTOKENSENTRY']._serialized_start=1198
+  _globals['_TOKENIZERCHUNK_SPECIALTOKENSENTRY']._serialized_end=1250
+  _globals['_WATCHLOADREQUEST']._serialized_start=1252
+  _globals['_WATCHLOADREQUEST']._serialized_end=1270
+  _globals['_LOADREPORT']._serialized_start=1273
+  _globals['_LOADREPORT']._serialized_end=1625
+  _globals['_DRAINREQUEST']._serialized_start=1627
+  _globals['_DRAINREQUEST']._serialized_end=1658
+  _globals['_DRAINRESPONSE']._serialized_start=1660
+  _globals['_DRAINRESPONSE']._serialized_end=1723
+  _globals['_ABORTREQUEST']._serialized_start=1725
+  _globals['_ABORTREQUEST']._serialized_end=1776
+  _globals['_ABORTRESPONSE']._serialized_start=1778
+  _globals['_ABORTRESPONSE']._serialized_end=1810
+  _globals['_ENGINE']._serialized_start=1813
+  _globals['_ENGINE']._serialized_end=2357
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EngineRequest(_message.Message):
-    __slots__ = ("request", "tenant", "salt", "attempt", "continuation", "numerics_id", "model_revision")
+    __slots__ = ("request", "tenant", "salt", "attempt", "continuation", "numerics_id", "model_revision", "shown_token_ids")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class EngineRequest(_message.Message):
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request: _inference_pb2.GenerateRequest
     tenant: str
     salt: bytes
@@ -23,7 +24,8 @@ class EngineRequest(_message.Message):
     continuation: Continuation
     numerics_id: str
     model_revision: str
-    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., attempt: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., numerics_id: _Optional[str] = ..., model_revision: _Optional[str] = ...) -> None: ...
+    shown_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., attempt: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., numerics_id: _Optional[str] = ..., model_revision: _Optional[str] = ..., shown_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("choices",)
@@ -48,7 +50,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("engine_id", "epoch_ms", "address", "model", "model_revision", "hash_namespace", "numerics_id", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "tokenizer_digest", "dtype", "deterministic", "role", "placement_version", "draining", "eos_token_ids")
+    __slots__ = ("engine_id", "epoch_ms", "address", "model", "model_revision", "hash_namespace", "numerics_id", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "tokenizer_digest", "dtype", "deterministic", "role", "placement_version", "draining", "eos_token_ids", "tool_parser", "reasoning_parser")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_MS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +70,8 @@ class EngineInfo(_message.Message):
     PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_PARSER_FIELD_NUMBER: _ClassVar[int]
+    REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     epoch_ms: int
     address: str
@@ -87,7 +91,9 @@ class EngineInfo(_message.Message):
     placement_version: int
     draining: bool
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, engine_id: _Optional[str] = ..., epoch_ms: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., hash_namespace: _Optional[bytes] = ..., numerics_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., deterministic: _Optional[bool] = ..., role: _Optional[str] = ..., placement_version: _Optional[int] = ..., draining: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    tool_parser: str
+    reasoning_parser: str
+    def __init__(self, engine_id: _Optional[str] = ..., epoch_ms: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., hash_namespace: _Optional[bytes] = ..., numerics_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., deterministic: _Optional[bool] = ..., role: _Optional[str] = ..., placement_version: _Optional[int] = ..., draining: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ("digest",)
