@@ -52,8 +52,11 @@ class Child:
         ready_file: Path,
         cwd: Path,
         on_event: Callable[[str], None],
+        delay_s: Callable[[int], float] = restart_delay_s,
     ) -> None:
+        """`delay_s` says how long to wait after so many failures in a row."""
         self.name = plan.name
+        self._delay_s = delay_s
         self._argv = plan.argv
         self._log_file = log_file
         self._ready_file = ready_file
@@ -129,7 +132,7 @@ class Child:
             if not self._was_ready.is_set():
                 raise CliError(f"{self.name} ended with status {code}:\n{self._log_tail()}")
             failures = 1 if time.monotonic() - self._since > GOOD_RUN_S else failures + 1
-            delay = restart_delay_s(failures)
+            delay = self._delay_s(failures)
             how = f"signal {-code}" if code < 0 else f"status {code}"
             self._on_event(f"{self.name} ended with {how}; starting it again in {delay:g} s")
             await asyncio.sleep(delay)
