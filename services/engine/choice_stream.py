@@ -27,13 +27,14 @@ class ChoiceStream:
         prompt_token_ids: Sequence[int],
         *,
         no_text: bool = False,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.num_tokens = 0
         self.finished: inference_pb2.Finished | None = None
         self._params = params
         self._tokens = tokens
-        self._detokenizer = Detokenizer(tokens, prompt_token_ids)
+        self._detokenizer = Detokenizer(tokens, prompt_token_ids, shown_ids)
         self._stops = StopChecker(params.stop_strings, include=params.include_stop_in_output)
         # Text is made even for a reader that wants none if a stop string may end it.
         self._needs_text = not no_text or bool(params.stop_strings)

@@ -23,15 +23,25 @@ class TokenBytes(Protocol):
 class Detokenizer:
     """Feed tokens one by one; each call returns the text that became certain."""
 
-    def __init__(self, tokens: TokenBytes, prompt_token_ids: Sequence[int] = ()) -> None:
-        """A character whose first bytes end the prompt is completed by the output."""
+    def __init__(
+        self,
+        tokens: TokenBytes,
+        prompt_token_ids: Sequence[int] = (),
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """A character whose first bytes end the prompt is completed by the output.
+
+        Args:
+            shown_ids: special tokens that show in text all the same.
+        """
         self._tokens = tokens
+        self._shown_ids = shown_ids
         self._decoder = _fresh()
         self._prompt_tail = unfinished(_last_bytes(tokens, prompt_token_ids))
 
     def feed(self, token_id: int, *, shown: bool = True) -> str:
         """The text that this token made certain; none for special tokens and if not `shown`."""
-        if not shown or self._tokens.is_special(token_id):
+        if not shown or (token_id not in self._shown_ids and self._tokens.is_special(token_id)):
             return ""
         raw = self._tokens.token_bytes(token_id)
         if raw and self._prompt_tail:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.common.config import setting
 from services.common.etcd_config import EtcdKeys, endpoints_setting
+from services.common.parsing.names import REASONING_PARSERS, TOOL_PARSERS
 from services.common.service_config import ServiceConfig
 from services.engine.config import EngineConfig
 
@@ -20,6 +21,17 @@ class FrontConfig(EngineConfig, EtcdKeys, ServiceConfig):
     )
     kvcache: str = setting(
         "", "host:port of the KV-cache service that learns which blocks are held; empty: none"
+    )
+    tool_parser: str = setting(
+        "auto",
+        "how calls of tools are written by this model; auto: as its chat template tells, none: "
+        "calling tools is refused",
+        choices=TOOL_PARSERS,
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        "how this model marks its reasoning; auto: as its chat template tells, none: it is text",
+        choices=REASONING_PARSERS,
     )
     public: bool = setting(
         False, "also serve inferfleet.v1.Inference, for a single engine without a gateway"

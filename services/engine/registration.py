@@ -76,6 +76,8 @@ def engine_info(
         deterministic=config.deterministic,
         role="both",
         eos_token_ids=ready.eos_token_ids,
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
     )
 
 

@@ -133,7 +133,12 @@ class RequestStream:
     def _choice(self, index: int) -> ChoiceStream:
         request = self.request
         choice = ChoiceStream(
-            index, request.params, self._tokens, request.prompt_token_ids, no_text=request.no_text
+            index,
+            request.params,
+            self._tokens,
+            request.prompt_token_ids,
+            no_text=request.no_text,
+            shown_ids=request.shown_token_ids,
         )
         if request.echo and not request.no_text:
             choice.begin_with(_prompt_text(self._tokens, request.prompt_token_ids))

@@ -59,6 +59,8 @@ class AcceptedRequest:
     no_text: bool = False
     echo: bool = False
     stream_interval: int = 1
+    shown_token_ids: frozenset[int] = frozenset()
+    """Special tokens whose text is shown."""
 
 
 def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedRequest:
@@ -99,6 +101,7 @@ def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedR
         sent_text_bytes=_sent_text_bytes(message.continuation, params),
         echo=request.response.echo,
         stream_interval=_given(request.response, "stream_interval", 1),
+        shown_token_ids=frozenset(message.shown_token_ids),
     )
 
 

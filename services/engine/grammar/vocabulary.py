@@ -20,11 +20,12 @@ def model_vocabulary(model: str, vocab_size: int) -> list[bytes]:
 def vocabulary_of(assets: TextAssets, vocab_size: int) -> list[bytes]:
     """Those that the detokenizer joins, so a grammar holds for the very text that a reader gets.
 
-    Special and other added tokens have none: no free text may hold them. Ids that only the logits
-    have, or only the tokenizer, can never be drawn.
+    Special tokens have none: no text holds them. Other added ones (`<tool_call>`, `</think>`) are
+    text like any: a structural tag that names such a mark lets the model say it as it learnt to.
+    Ids that only the logits have, or only the tokenizer, can never be drawn.
     """
     tokenizer = Tokenizer(assets)
     return [
-        b"" if tokenizer.is_added(token_id) else tokenizer.token_bytes(token_id)
+        b"" if tokenizer.is_special(token_id) else tokenizer.token_bytes(token_id)
         for token_id in range(min(vocab_size, tokenizer.vocab_size))
     ]

@@ -99,3 +99,11 @@ def test_any_cut_of_any_text_gives_that_text(text, cuts, data):
 def test_any_bytes_give_what_the_whole_decodes_to(pieces):
     deltas = texts(Detokenizer(Pieces(pieces)), range(len(pieces)))
     assert "".join(deltas) == b"".join(pieces).decode(errors="replace")
+
+
+def test_a_special_token_shows_only_to_who_reads_it():
+    tokens = Pieces([b"a", b"[CALL]", b"[END]"], special=frozenset({1, 2}))
+    assert "".join(texts(Detokenizer(tokens), [0, 1, 2])) == "a"
+    shown = Detokenizer(tokens, (), frozenset({1}))
+    assert "".join(texts(shown, [0, 1, 2])) == "a[CALL]"
+    assert shown.feed(1, shown=False) == ""

@@ -279,3 +279,8 @@ def test_prompt_logprobs_that_would_not_fit_one_message():
     )
     with pytest.raises(InvalidArgumentError, match=r"response\.prompt_logprobs"):
         translate(engine_pb2.EngineRequest(request=generate), facts)
+
+
+def test_special_tokens_to_show():
+    assert run(request(), shown_token_ids=[7, 7, 9]).shown_token_ids == {7, 9}
+    assert run(request()).shown_token_ids == frozenset()
