@@ -2,18 +2,17 @@
 
 import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from services.common.config import setting
 from services.common.service_config import ServiceConfig
+from services.kvcache.primaries import parse
 
 
 def _bad_url(url: str) -> str | None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        return "expected redis://, rediss:// (TLS) or unix://"
-    if parts.password or "password=" in parts.query:
-        return "put the password into the file that redis_password_file names"
+    try:
+        parse(url)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -27,10 +26,13 @@ class KvCacheConfig(ServiceConfig):
 
     redis: str = setting(
         "redis://127.0.0.1:6379/0",
-        "Redis >= 6.2 or Valkey, as redis://[user@]host:port/db, rediss:// for TLS; not a Cluster",
+        "Redis >= 6.2 or Valkey, as redis://[user@]host:port/db, rediss:// for TLS; several URLs, "
+        "comma-separated, of which the first primary is used; or "
+        "redis+sentinel://host:port,host:port/primary-name/db; not a Cluster",
         check=_bad_url,
     )
     redis_password_file: str = setting("", "file with the password of the URL's user")
+    redis_sentinel_password_file: str = setting("", "file with the Sentinels' own password")
     redis_tls_ca_file: str = setting("", "CA of Redis's certificate; empty: the system's")
     redis_tls_cert_file: str = setting("", "client certificate for Redis, if it asks for one")
     redis_tls_key_file: str = setting("", "key of redis_tls_cert_file")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from services.common.errors import InvalidArgumentError
 from services.kvcache.events import Batch
 from services.kvcache.index import Applied, Owner, PrefixIndex, Status
+from services.kvcache.link import StoreAwayError
 from services.kvcache.metrics import Metrics
-from services.kvcache.store import StoreAwayError
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ from services.common.config import ConfigError, read_secret
 from services.common.metrics import MetricsServer
 from services.kvcache.config import KvCacheConfig
 from services.kvcache.index import PrefixIndex
+from services.kvcache.link import StoreAwayError, StoreSettings, UnsuitableStoreError
 from services.kvcache.metrics import Metrics
 from services.kvcache.publish import Publishers
 from services.kvcache.servicer import SERVICE_NAME, PrefixIndexServicer
-from services.kvcache.store import Store, StoreAwayError, StoreSettings, UnsuitableStoreError
+from services.kvcache.store import Store
 from services.kvcache.sweep import Sweeper
 
 log = logging.getLogger(__name__)
@@ -144,13 +145,15 @@ class KvCacheService:
 
 
 def _settings(config: KvCacheConfig) -> StoreSettings:
-    password = None
-    if config.redis_password_file:
-        password = read_secret(config.redis_password_file, "redis_password_file")
+    def secret(key: str) -> str | None:
+        path = getattr(config, key)
+        return read_secret(path, key) if path else None
+
     return StoreSettings(
         url=config.redis,
         prefix=config.redis_prefix,
-        password=password,
+        password=secret("redis_password_file"),
+        sentinel_password=secret("redis_sentinel_password_file"),
         tls_ca=config.redis_tls_ca_file,
         tls_cert=config.redis_tls_cert_file,
         tls_key=config.redis_tls_key_file,

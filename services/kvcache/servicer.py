@@ -15,9 +15,10 @@ from services.common.block_hash import INDEX_HASH_BYTES
 from services.common.errors import InvalidArgumentError, UnavailableError
 from services.kvcache.events import MAX_PROMPT_BLOCKS, Batch, batch_of, check_engine, check_hashes
 from services.kvcache.index import PrefixIndex
+from services.kvcache.link import StoreAwayError
 from services.kvcache.metrics import Metrics, value_of
 from services.kvcache.publish import Publishers
-from services.kvcache.store import Store, StoreAwayError
+from services.kvcache.store import Store
 from services.kvcache.sweep import Sweeper
 
 SERVICE_NAME = "inferfleet.internal.v1.PrefixIndex"

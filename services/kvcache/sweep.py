@@ -10,8 +10,9 @@ import logging
 import time
 from dataclasses import dataclass
 
+from services.kvcache.link import StoreAwayError
 from services.kvcache.metrics import Metrics
-from services.kvcache.store import Store, StoreAwayError
+from services.kvcache.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from inferfleet.internal.v1 import prefix_index_pb2_grpc
 from services.common.backing import tied_to_parent
 from services.kvcache.events import HISTORY, Batch, Operation
 from services.kvcache.index import PrefixIndex
-from services.kvcache.store import Store, StoreSettings
+from services.kvcache.link import StoreSettings
+from services.kvcache.store import Store
 
 
 class Blocks:
@@ -172,3 +173,28 @@ class Publisher:
 @pytest.fixture
 def publisher() -> type[Publisher]:
     return Publisher
+
+
+class Asker:
+    """Asks for a match again and again; every call has a deadline and must be answered in it."""
+
+    def __init__(self, channel: grpc.aio.Channel, hashes: bytes) -> None:
+        self._stub = prefix_index_pb2_grpc.PrefixIndexStub(channel)
+        self._request = pb.MatchRequest(block_hashes=hashes)
+
+    async def __call__(self) -> tuple[bool, int, float]:
+        """Known, matched blocks of the best engine, seconds."""
+        began = time.monotonic()
+        reply = await self._stub.Match(self._request, timeout=1.0)
+        took = time.monotonic() - began
+        return reply.known, max((m.matched_blocks for m in reply.engines), default=0), took
+
+    async def until(self, *, known: bool, blocks: int = 0, within_s: float = 10.0) -> None:
+        async with asyncio.timeout(within_s):
+            while (await self())[:2] != (known, blocks):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def asker() -> type[Asker]:
+    return Asker

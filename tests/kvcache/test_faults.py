@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import grpc
 import pytest
@@ -13,38 +14,18 @@ from inferfleet.internal.v1 import prefix_index_pb2_grpc
 pytestmark = pytest.mark.services
 
 
-class Asker:
-    """Asks for a match again and again; every call has a deadline and must be answered in it."""
-
-    def __init__(self, channel: grpc.aio.Channel, hashes: bytes) -> None:
-        self._stub = prefix_index_pb2_grpc.PrefixIndexStub(channel)
-        self._request = pb.MatchRequest(block_hashes=hashes)
-
-    async def __call__(self) -> tuple[bool, int, float]:
-        """Known, matched blocks of the best engine, seconds."""
-        began = time.monotonic()
-        reply = await self._stub.Match(self._request, timeout=1.0)
-        took = time.monotonic() - began
-        return reply.known, max((m.matched_blocks for m in reply.engines), default=0), took
-
-    async def until(self, *, known: bool, blocks: int = 0, within_s: float = 10.0) -> None:
-        async with asyncio.timeout(within_s):
-            while (await self())[:2] != (known, blocks):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-
-async def away(ask: Asker) -> None:
+async def away(ask: Any) -> None:
     """Redis is away: the first answers take the small timeout, the later ones nothing."""
     await ask.until(known=False)
     times = sorted([(await ask())[2] for _ in range(20)])
     assert times[10] < 0.04, "with Redis known to be away nobody waits for it"
 
 
-async def test_redis_hangs_and_goes_on(start_kvcache, start_redis, blocks, publisher):
+async def test_redis_hangs_and_goes_on(start_kvcache, start_redis, blocks, publisher, asker):
     server = start_redis()
     service = start_kvcache(server.url).wait_ready()
     async with service.channel() as channel:
-        stream, ask = publisher(channel), Asker(channel, blocks(1, 2, 3))
+        stream, ask = publisher(channel), asker(channel, blocks(1, 2, 3))
         await stream.send(blocks(1))
         await ask.until(known=True, blocks=1)
         server.pause()
@@ -63,11 +44,13 @@ async def test_redis_hangs_and_goes_on(start_kvcache, start_redis, blocks, publi
     assert service.log.count("Redis is away") == 1, "one line an outage"
 
 
-async def test_redis_stops_and_comes_back_empty(start_kvcache, start_redis, blocks, publisher):
+async def test_redis_stops_and_comes_back_empty(
+    start_kvcache, start_redis, blocks, publisher, asker
+):
     server = start_redis()
     service = start_kvcache(server.url).wait_ready()
     async with service.channel() as channel:
-        stream, ask = publisher(channel), Asker(channel, blocks(1))
+        stream, ask = publisher(channel), asker(channel, blocks(1))
         await stream.send(blocks(1))
         await ask.until(known=True, blocks=1)
         server.stop()
@@ -83,7 +66,7 @@ async def test_redis_stops_and_comes_back_empty(start_kvcache, start_redis, bloc
         assert (await stream.answer(lambda a: a.acked_sequence == 3)).acked_sequence == 3
 
 
-async def test_a_flushed_store_is_noticed(start_kvcache, start_redis, blocks, publisher):
+async def test_a_flushed_store_is_noticed(start_kvcache, start_redis, blocks, publisher, asker):
     server = start_redis()
     service = start_kvcache(server.url).wait_ready()
     async with service.channel() as channel:
@@ -95,11 +78,11 @@ async def test_a_flushed_store_is_noticed(start_kvcache, start_redis, blocks, pu
         await stream.answer(lambda a: a.need_snapshot)
 
 
-async def test_paused_clients(start_kvcache, start_redis, blocks, publisher):
+async def test_paused_clients(start_kvcache, start_redis, blocks, publisher, asker):
     server = start_redis()
     service = start_kvcache(server.url).wait_ready()
     async with service.channel() as channel:
-        stream, ask = publisher(channel), Asker(channel, blocks(1))
+        stream, ask = publisher(channel), asker(channel, blocks(1))
         await stream.send(blocks(1))
         await ask.until(known=True, blocks=1)
         with redis.Redis.from_url(server.url) as client:
@@ -108,12 +91,12 @@ async def test_paused_clients(start_kvcache, start_redis, blocks, publisher):
         await ask.until(known=True, blocks=1)
 
 
-async def test_redis_is_not_there_yet(start_kvcache, start_redis, blocks, publisher):
+async def test_redis_is_not_there_yet(start_kvcache, start_redis, blocks, publisher, asker):
     server = start_redis()
     server.stop()
     service = start_kvcache(server.url).wait_ready()
     async with service.channel() as channel:
-        stream, ask = publisher(channel), Asker(channel, blocks(1))
+        stream, ask = publisher(channel), asker(channel, blocks(1))
         await away(ask)
         await stream.send(blocks(1))
         stats = await prefix_index_pb2_grpc.PrefixIndexStub(channel).Stats(pb.StatsRequest())
@@ -130,7 +113,7 @@ async def test_redis_is_not_there_yet(start_kvcache, start_redis, blocks, publis
 
 
 async def test_a_wrong_password_costs_hits_and_nothing_else(
-    start_kvcache, start_redis, blocks, publisher, tmp_path
+    start_kvcache, start_redis, blocks, publisher, asker, tmp_path
 ):
     server = start_redis(settings={"requirepass": "right"})
     wrong, right = tmp_path / "wrong", tmp_path / "right"
@@ -138,23 +121,23 @@ async def test_a_wrong_password_costs_hits_and_nothing_else(
     right.write_text("right\n")
     service = start_kvcache(server.url, redis_password_file=wrong).wait_ready()
     async with service.channel() as channel:
-        await away(Asker(channel, blocks(1)))
+        await away(asker(channel, blocks(1)))
     assert "Redis is away" in service.log
     assert "password" in service.log.lower()
     service = start_kvcache(server.url, redis_password_file=right).wait_ready()
     async with service.channel() as channel:
-        stream, ask = publisher(channel), Asker(channel, blocks(1))
+        stream, ask = publisher(channel), asker(channel, blocks(1))
         await stream.send(blocks(1))
         await ask.until(known=True, blocks=1)
 
 
 async def test_a_full_redis_refuses_writes_and_answers_matches(
-    start_kvcache, start_redis, blocks, publisher
+    start_kvcache, start_redis, blocks, publisher, asker
 ):
     server = start_redis()
     service = start_kvcache(server.url).wait_ready()
     async with service.channel() as channel:
-        stream, ask = publisher(channel), Asker(channel, blocks(1))
+        stream, ask = publisher(channel), asker(channel, blocks(1))
         await stream.send(blocks(1))
         await ask.until(known=True, blocks=1)
         with redis.Redis.from_url(server.url) as client:
@@ -171,11 +154,11 @@ async def test_a_full_redis_refuses_writes_and_answers_matches(
 
 @pytest.mark.verify
 @pytest.mark.timeout(180)
-async def test_a_minute_without_redis(start_kvcache, start_redis, blocks, publisher):
+async def test_a_minute_without_redis(start_kvcache, start_redis, blocks, publisher, asker):
     server = start_redis()
     service = start_kvcache(server.url).wait_ready()
     async with service.channel() as channel:
-        stream, ask = publisher(channel), Asker(channel, blocks(1))
+        stream, ask = publisher(channel), asker(channel, blocks(1))
         await stream.send(blocks(1))
         await ask.until(known=True, blocks=1)
         server.kill()

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 
 from services.kvcache.events import HISTORY, STATE, Batch, Operation
 from services.kvcache.index import PrefixIndex, Status
-from services.kvcache.store import Store, StoreSettings
+from services.kvcache.link import StoreSettings
+from services.kvcache.store import Store
 
 CHAIN = [bytes([i]) * 16 for i in range(1, 7)]
 ENGINES = ["a", "b", "c"]

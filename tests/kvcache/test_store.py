@@ -14,7 +14,7 @@ import redis
 
 from services.common.backing import Binary, free_port
 from services.kvcache.index import PrefixIndex, Status
-from services.kvcache.store import StoreAwayError, UnsuitableStoreError, unfit
+from services.kvcache.link import StoreAwayError, UnsuitableStoreError, unfit
 
 GOOD = {"redis_mode": "standalone", "redis_version": "7.0.15"}
 
@@ -28,7 +28,7 @@ GOOD = {"redis_mode": "standalone", "redis_version": "7.0.15"}
         ({**GOOD, "redis_version": "6.0.16"}, "too old"),
         ({**GOOD, "redis_version": "5.0"}, "too old"),
         ({**GOOD, "redis_mode": "cluster"}, "cluster mode"),
-        ({**GOOD, "redis_mode": "sentinel"}, "sentinel mode"),
+        ({**GOOD, "redis_mode": "sentinel"}, r"redis+sentinel://"),
         ({"server_mode": "cluster", "redis_version": "7.2.4"}, "cluster mode"),
     ],
 )

@@ -1,0 +1,156 @@
+"""Where the primary of Redis may be: one URL, a list of them, or what Sentinels say.
+
+A list is for replicas that something else promotes: the first server that calls itself a primary
+is used. Replication is asynchronous, so a promoted replica may lack the last writes; the epochs and
+sequence numbers in the store show it, and the engines repeat what is missing.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import redis.asyncio as aioredis
+from redis.exceptions import RedisError
+
+SENTINEL_TIMEOUT_S = 0.4
+_SENTINEL_PORT = 26379
+_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """A group of Sentinels that watch the primary called `name`."""
+
+    hosts: tuple[tuple[str, int], ...]
+    name: str
+    scheme: str
+    user: str
+    database: str
+
+    def url_of(self, host: str, port: int) -> str:
+        """URL of a primary that they name."""
+        shown = f"[{host}]" if ":" in host else host
+        user = f"{self.user}@" if self.user else ""
+        return f"{self.scheme}://{user}{shown}:{port}/{self.database}"
+
+
+@dataclass(frozen=True)
+class Primaries:
+    """`redis` as configured: URLs in order of preference, or Sentinels."""
+
+    urls: tuple[str, ...] = ()
+    sentinels: Sentinels | None = None
+
+
+def parse(text: str) -> Primaries:
+    """Read the configuration's value.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    # A list of URLs is cut before a scheme only: Sentinels are a list of hosts inside one URL.
+    urls = [part.strip() for part in re.split(r",(?=\s*[a-z+]+://)", text)]
+    for url in urls:
+        _check(urlsplit(url))
+    if urlsplit(urls[0]).scheme not in _SCHEMES:
+        if any(urlsplit(url).scheme in _SCHEMES for url in urls):
+            raise ValueError("Sentinels and plain URLs do not go together")
+        return Primaries(urls=tuple(urls))
+    if len(urls) > 1:
+        raise ValueError(
+            "expected the Sentinels as one URL: redis+sentinel://host:port,host:port/name"
+        )
+    return Primaries(sentinels=_sentinels(urlsplit(urls[0])))
+
+
+class Finder:
+    """Names the servers to examine, best first."""
+
+    def __init__(self, primaries: Primaries, sentinel_password: str | None, **tls: Any) -> None:
+        self._primaries = primaries
+        self._asked: list[Any] = []
+        sentinels = primaries.sentinels
+        if sentinels is not None:
+            self._asked = [
+                aioredis.Redis(
+                    host=host,
+                    port=port,
+                    password=sentinel_password,
+                    socket_timeout=SENTINEL_TIMEOUT_S,
+                    socket_connect_timeout=SENTINEL_TIMEOUT_S,
+                    ssl=sentinels.scheme == "rediss",
+                    **tls,
+                )
+                for host, port in sentinels.hosts
+            ]
+
+    @property
+    def moves(self) -> bool:
+        """Whether asking again may give another answer."""
+        return self._primaries.sentinels is not None
+
+    async def urls(self) -> Sequence[str]:
+        """URLs to examine; of Sentinels those that most of them name come first.
+
+        Raises:
+            OSError: no Sentinel answered.
+        """
+        sentinels = self._primaries.sentinels
+        if sentinels is None:
+            return self._primaries.urls
+        answers = await asyncio.gather(*(self._ask(client, sentinels) for client in self._asked))
+        votes = [url for url in answers if url]
+        if not votes:
+            raise OSError(f"no Sentinel names a primary called {sentinels.name!r}")
+        return sorted(dict.fromkeys(votes), key=votes.count, reverse=True)
+
+    async def close(self) -> None:
+        """Close the connections to Sentinels."""
+        for client in self._asked:
+            with contextlib.suppress(RedisError, OSError):
+                await client.aclose()
+
+    async def _ask(self, client: Any, sentinels: Sentinels) -> str | None:
+        try:
+            async with asyncio.timeout(SENTINEL_TIMEOUT_S):
+                found = await client.execute_command(
+                    "SENTINEL", "GET-MASTER-ADDR-BY-NAME", sentinels.name
+                )
+        except (RedisError, OSError, TimeoutError):
+            return None
+        if not found:
+            return None
+        host, port = (bytes(part).decode() for part in found)
+        return sentinels.url_of(host, int(port))
+
+
+def _check(parts: SplitResult) -> None:
+    if parts.scheme not in ("redis", "rediss", "unix", *_SCHEMES):
+        raise ValueError(
+            "expected redis://, rediss:// (TLS), unix:// or redis+sentinel://host:port,…/name"
+        )
+    if ":" in parts.netloc.rpartition("@")[0] or "password=" in parts.query:
+        raise ValueError("put the password into the file that redis_password_file names")
+
+
+def _sentinels(parts: SplitResult) -> Sentinels:
+    user, _, hosts = parts.netloc.rpartition("@")
+    name, _, database = parts.path.strip("/").partition("/")
+    if not name:
+        raise ValueError(
+            "name the primary that the Sentinels watch: redis+sentinel://host:port/name"
+        )
+    if not (database or "0").isdigit():
+        raise ValueError(f"expected the number of a database after the name, not {database!r}")
+    found = []
+    for text in hosts.split(","):
+        match = _HOST.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"expected host:port of a Sentinel, not {text!r}")
+        found.append((match[1].strip("[]"), int(match[2] or _SENTINEL_PORT)))
+    return Sentinels(tuple(found), name, _SCHEMES[parts.scheme], user, database or "0")
