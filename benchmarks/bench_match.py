@@ -5,6 +5,11 @@
 Redis, the service and this client are three processes. Requests are sent at fixed times whether or
 not earlier ones have returned, so waiting counts. `hot`: every engine holds the whole prompt;
 `mixed`: engine i holds the first (i+1)/engines of it; `cold`: nobody holds any.
+
+    python -m benchmarks.bench_match --index-blocks 10000000
+
+fills the index with so many other blocks first (about two minutes for ten million), each with one
+owner, and says what they take in Redis.
 """
 
 import argparse
@@ -27,15 +32,20 @@ import uvloop
 from inferfleet.internal.v1 import prefix_index_pb2 as pb
 from inferfleet.internal.v1 import prefix_index_pb2_grpc
 from services.common.backing import RedisProcess, tied_to_parent
+from services.kvcache.events import HISTORY, Batch, Operation
+from services.kvcache.index import PrefixIndex, Status
+from services.kvcache.link import StoreSettings
+from services.kvcache.store import Store
 
 READY_S = 30
 BYTES_BLOCKS = 50_000
+FILL = 1_000
 
 
 def main() -> None:
     args = _arguments()
     with tempfile.TemporaryDirectory() as folder:
-        server = RedisProcess.start(Path(folder) / "redis")
+        server = RedisProcess.start(Path(folder) / "redis", settings={"maxmemory": "0"})
         try:
             result = uvloop.run(_measure(args, server, Path(folder)))
         finally:
@@ -51,6 +61,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--engines", type=int, default=16)
     parser.add_argument("--rate", type=float, default=200.0, help="requests per second")
     parser.add_argument("--seconds", type=float, default=20.0, help="per case")
+    parser.add_argument(
+        "--index-blocks", type=int, default=0, help="other blocks in the index meanwhile"
+    )
     parser.add_argument("--out", help="write the result here as JSON")
     return parser.parse_args()
 
@@ -60,6 +73,7 @@ async def _measure(args: argparse.Namespace, server: RedisProcess, folder: Path)
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
         about = client.info("server")
+        full = await _fill(args, server, client)
     service, address = _start_service(server.url, folder)
     try:
         async with grpc.aio.insecure_channel(address) as channel:
@@ -87,6 +101,7 @@ async def _measure(args: argparse.Namespace, server: RedisProcess, folder: Path)
         "engines": args.engines,
         "rate_per_s": args.rate,
         "bytes_per_block_and_owner": costs,
+        "index": full,
         "cases": cases,
     }
 
@@ -99,9 +114,34 @@ def _cases(blocks: int, engines: int) -> dict[str, Callable[[int], int]]:
     }
 
 
+async def _fill(args: argparse.Namespace, server: RedisProcess, client: redis.Redis) -> dict:
+    """Other blocks, spread over the engines as owners; written without a service in between."""
+    before, began = client.info("memory")["used_memory"], time.monotonic()
+    store = Store(StoreSettings(server.url))
+    await store.start()
+    index = PrefixIndex(store, entry_ttl_s=86_400, max_entries=args.index_blocks + 1)
+    for written in range(0, args.index_blocks, FILL):
+        engine, sequence = written // FILL % args.engines, written // FILL // args.engines + 1
+        event = Operation("S", HISTORY, os.urandom(16 * min(FILL, args.index_blocks - written)))
+        applied = await index.apply(Batch(f"other-{engine}", 1, sequence, (event,)))
+        assert applied.status is Status.APPLIED, applied
+        if written % (FILL * 100) == 0:
+            print(f"\r{written:,} blocks", end="", file=sys.stderr)
+    await store.close()
+    memory = client.info("memory")
+    return {
+        "other_blocks": args.index_blocks,
+        "fill_seconds": round(time.monotonic() - began, 1),
+        "redis_used_mib": round(memory["used_memory"] / 2**20, 1),
+        "redis_rss_mib": round(memory["used_memory_rss"] / 2**20, 1),
+        "bytes_per_block": round((memory["used_memory"] - before) / max(args.index_blocks, 1), 1),
+    }
+
+
 def _start_service(url: str, folder: Path) -> tuple["subprocess.Popen[bytes]", str]:
     ready = folder / "ready.json"
     argv = [sys.executable, "-m", "services.kvcache", "--redis", url, "--ready-file", str(ready)]
+    argv += ["--max-entries", "1000000000"]
     service = subprocess.Popen(tied_to_parent(argv), stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + READY_S
     while not ready.exists():
