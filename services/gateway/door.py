@@ -6,7 +6,7 @@ nothing but the message.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -58,13 +58,18 @@ class Door:
         tenant: str,
         request_id: str,
         context: Context,
+        avoid: Collection[tuple[str, str]] = (),
     ) -> Admitted:
         """Check and complete a request; the caller's message is not changed.
+
+        Args:
+            avoid: model and revision of those behind an alias that could not take it.
 
         Raises:
             FleetError: as the contract says; nothing was sent anywhere.
         """
-        model = self._catalog.find(request.model)
+        sticky = request.routing.session_id or request_id
+        model = self._catalog.find(request.model, f"{tenant}\0{sticky}", avoid)
         check_request(request, model.vocab_size)
         text = await self._texts.get(model)
         ids = await self._prompt_ids(request, model, text, context)
@@ -77,7 +82,10 @@ class Door:
         if not inner.sampling.HasField("seed"):
             inner.sampling.seed = secrets.randbits(64)
         envelope = engine_pb2.EngineRequest(
-            request=inner, tenant=tenant, salt=effective_salt(tenant)
+            request=inner,
+            tenant=tenant,
+            salt=effective_salt(tenant),
+            model_revision=model.pinned,
         )
         return Admitted(model, text, ids, envelope.SerializeToString())
 

@@ -12,6 +12,7 @@ from services.common import lifecycle, rpc, telemetry
 from services.common.config import ConfigError
 from services.common.etcd_config import connect
 from services.common.metrics import MetricsServer
+from services.common.model_alias import MODELS_PREFIX
 from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX, RegistryView
 from services.gateway.balancers import Balancers
 from services.gateway.catalog import Catalog, addresses_of
@@ -57,7 +58,8 @@ class GatewayService:
             else None
         )
         self._tenants = Tenants(config.api_keys_file)
-        self._catalog = Catalog(self._engines, config.aliases)
+        self._alias_view = RegistryView(self._etcd, MODELS_PREFIX) if self._etcd else None
+        self._catalog = Catalog(self._engines, config.aliases, records=self._alias_view)
         self._texts = TextStore(self._membership, self._pool)
         self._balancers = Balancers(
             self._balancer_addresses,
@@ -95,8 +97,9 @@ class GatewayService:
             self._server, f"{config.host}:{config.port}", members_only=False
         )
         await self._engines.start()
-        if self._balancer_view is not None:
-            await self._balancer_view.start()
+        for view in (self._balancer_view, self._alias_view):
+            if view is not None:
+                await view.start()
         await self._first_listing()
         self._spawn(self._catalog.follow(self._models_changed), "catalog")
         if self._balancer_view is not None:
@@ -137,8 +140,9 @@ class GatewayService:
         await self._texts.close()
         await self._balancers.close()
         await self._engines.stop()
-        if self._balancer_view is not None:
-            await self._balancer_view.stop()
+        for view in (self._balancer_view, self._alias_view):
+            if view is not None:
+                await view.stop()
         if self._etcd is not None:
             await self._etcd.close()
         self._metrics_server.stop()
@@ -166,11 +170,13 @@ class GatewayService:
         try:
             async with asyncio.timeout(FIRST_LISTING_S):
                 await self._engines.wait_listed()
+                if self._alias_view is not None:
+                    await self._alias_view.wait_listed()
         except TimeoutError:
             log.warning("etcd does not answer; models will be known once it does")
 
     async def _models_changed(self) -> None:
-        self._texts.prefetch(self._catalog.models)
+        self._texts.prefetch((*self._catalog.models, *self._catalog.revisions))
 
     async def _follow_balancers(self, view: RegistryView) -> None:
         version = 0

@@ -84,15 +84,23 @@ class InferenceServicer:
     ) -> inference_pb2.ListModelsResponse:
         self._tenant(context)
         answer = inference_pb2.ListModelsResponse()
-        for model in self._catalog.models:
-            answer.models.add(
-                name=model.name,
+        for listed in self._catalog.listed:
+            model = listed.view
+            entry = answer.models.add(
+                name=listed.name,
                 revision=model.revision,
                 max_model_len=model.max_model_len,
                 vocab_size=model.vocab_size,
-                num_engines=sum(not engine.draining for engine in model.engines),
+                num_engines=sum(behind.serving for behind in listed.revisions),
                 created_unix_s=model.created_unix_s,
             )
+            for behind in listed.revisions:
+                entry.revisions.add(
+                    model=behind.name,
+                    revision=behind.revision,
+                    num_engines=behind.serving,
+                    share=listed.shares.get((behind.name, behind.revision)),
+                )
         return answer
 
     def _tenant(self, context: Context) -> str:

@@ -74,17 +74,18 @@ class _Models:
 
     async def listing(self, request: Request) -> Response:
         caller_of(request.scope, self._tenants)
-        models = [_model(model) for model in self._catalog.models]
+        models = [_model(listed.view, listed.name) for listed in self._catalog.listed]
         return json_response(200, {"object": "list", "data": models})
 
     async def single(self, request: Request) -> Response:
         caller_of(request.scope, self._tenants)
-        return json_response(200, _model(self._catalog.find(request.path_params["name"])))
+        name = request.path_params["name"]
+        return json_response(200, _model(self._catalog.find(name), name))
 
 
-def _model(model: ModelView) -> dict[str, Any]:
+def _model(model: ModelView, name: str) -> dict[str, Any]:
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created_unix_s,
         "owned_by": "inferfleet",
