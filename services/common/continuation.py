@@ -98,6 +98,11 @@ class StreamLedger:
         return sum(len(choice.token_ids) for choice in self._choices.values())
 
     @property
+    def continuations(self) -> int:
+        """How often another source has carried the stream on, as far as this ledger saw it."""
+        return self._continuations
+
+    @property
     def has_output(self) -> bool:
         """Whether a token or text has passed: from here on equal numerics matter."""
         self._fold()

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -30,7 +30,12 @@ from services.gateway.balancers import BalancerLostError, Balancers, Metadata, U
 from services.gateway.checks import refuse, request_id_problem
 from services.gateway.door import Admitted, Door, resumed
 from services.gateway.in_flight import InFlight
+from services.gateway.keys_file import Identity
 from services.gateway.observation import Metrics, Observation
+from services.gateway.quota.quotas import Grant, Quotas, tokens_wanted
+from services.gateway.records.audit import Audit, asked_of
+from services.gateway.records.line_log import Sink
+from services.gateway.records.usage import record_of
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +49,14 @@ class Caller:
 
     face: str
     """"grpc" or "http"."""
-    tenant: str = ""
+    who: Identity = field(default_factory=Identity)
+    peer: str = ""
+    """Address of the connection's other end."""
+    method: str = ""
     request_id: str = ""
-    """Chosen by the caller outside the message; "" if it chose none."""
+    """Chosen outside the message; "" if none was."""
+    id_chosen: bool = False
+    """Whether that was the caller's own choice, which may be another request's too."""
     request_id_field: str = "request_id"
     """What an error about it should name."""
     parent: Context = field(default_factory=Context)
@@ -66,6 +76,9 @@ class Rooms:
     metrics: Metrics
     tracer: trace.Tracer
     request_timeout_s: float
+    quotas: Quotas
+    audit: Audit
+    usage: Sequence[Sink] = ()
 
 
 class Exchange:
@@ -79,6 +92,7 @@ class Exchange:
         self._caller = caller
         chosen = request.request_id or caller.request_id
         self._id_problem = request_id_problem(chosen) if chosen else ""
+        self._id_chosen = bool(request.request_id or caller.id_chosen)
         self.request_id = chosen if chosen and not self._id_problem else new_request_id()
         own = rooms.request_timeout_s
         self._timeout_s = own if caller.timeout_s is None else min(caller.timeout_s, own)
@@ -90,6 +104,7 @@ class Exchange:
         self._interruption = Interruption()
         self._ledger = StreamLedger()
         self._admitted: Admitted | None = None
+        self._grant: Grant | None = None
         self._observed = Observation(
             rooms.metrics,
             rooms.tracer,
@@ -104,6 +119,11 @@ class Exchange:
     def engine_id(self) -> str:
         """Which engine runs it; "" before the stream is open."""
         return self._upstream.engine_id if self._upstream else ""
+
+    @property
+    def rate_headers(self) -> Mapping[str, str]:
+        """x-ratelimit-* of a caller with quotas; empty before it is admitted."""
+        return self._grant.headers if self._grant else {}
 
     @property
     def is_open(self) -> bool:
@@ -226,16 +246,14 @@ class Exchange:
 
     async def _open(self) -> None:
         self._deadline_s = time.monotonic() + self._timeout_s
-        if self._id_problem:
-            refuse(self._caller.request_id_field, self._id_problem)
-        tenant = self._caller.tenant
-        self._place.enter_context(self._rooms.in_flight.holding(tenant, self.request_id, self.cut))
-        self._admitted = await self._rooms.door.admit(
-            self._request,
-            tenant=tenant,
-            request_id=self.request_id,
-            context=self._observed.context,
-        )
+        about = {"model": self._request.model[:128], "asked": asked_of(self._request)}
+        caller, audit = self._caller, self._rooms.audit
+        try:
+            self._admitted = await self._let_in()
+        except BaseException as error:
+            audit.refused(caller.method, caller.who, caller.peer, error, self.request_id, **about)
+            raise
+        audit.allowed(caller.method, caller.who, caller.peer, self.request_id, **about)
         self._observed.known_model(self._admitted.model.name)
         self._metadata = (
             (rpc.REQUEST_ID_KEY, self.request_id),
@@ -245,7 +263,29 @@ class Exchange:
             self._admitted.wire, self._metadata, self._deadline_s
         )
 
+    async def _let_in(self) -> Admitted:
+        """All that may refuse a request, the cheapest first."""
+        if self._id_problem:
+            refuse(self._caller.request_id_field, self._id_problem)
+        who, rooms = self._caller.who, self._rooms
+        self._place.enter_context(rooms.in_flight.holding(who.tenant, self.request_id, self.cut))
+        grant = await rooms.quotas.admit(
+            who, self.request_id, tokens_wanted(self._request), unique=self._id_chosen
+        )
+        if self._freed:  # the caller left meanwhile
+            rooms.quotas.settle(grant, 0)
+            raise CancelledError("the client has left")
+        self._grant = grant
+        return await rooms.door.admit(
+            self._request,
+            tenant=who.tenant,
+            request_id=self.request_id,
+            context=self._observed.context,
+        )
+
     def _free(self, error: BaseException | None) -> None:
+        if self._freed:
+            return
         self._freed = True
         if self._upstream is not None:
             self._upstream.cancel()
@@ -253,6 +293,23 @@ class Exchange:
         if isinstance(error, GeneratorExit):
             error = asyncio.CancelledError()
         self._observed.end(error)
+        self._account()
+
+    def _account(self) -> None:
+        """Once per request, however it ended: what it used is charged and written down."""
+        caller, model = self._caller, self._admitted.model if self._admitted else None
+        record = record_of(
+            self._observed.facts,
+            self._ledger,
+            who=caller.who,
+            face=caller.face,
+            request_id=self.request_id,
+            model=(model.name, model.revision) if model else (self._request.model[:128], ""),
+        )
+        if self._grant is not None:
+            self._rooms.quotas.settle(self._grant, record.tokens)
+        for sink in self._rooms.usage:
+            sink.put(record)
 
 
 def new_request_id() -> str:

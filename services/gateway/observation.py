@@ -1,6 +1,7 @@
 """What a gateway tells of each request: one span from arrival to end, and the metrics."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry import trace
@@ -53,6 +54,19 @@ class Metrics:
         )
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a request that has ended."""
+
+    operation: str
+    arrived_s: float
+    """Seconds since 1970."""
+    took_s: float
+    status: str
+    reason: str
+    summary: inference_pb2.Summary | None
+
+
 class Observation:
     """One request as the span and the metrics see it; `end` is idempotent."""
 
@@ -70,9 +84,12 @@ class Observation:
         self._face = face
         self._operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
         self._model = ""
+        self._arrived_s = time.time()
         self._started_s = time.monotonic()
         self._first_token_s: float | None = None
-        self._usage: inference_pb2.Usage | None = None
+        self._summary: inference_pb2.Summary | None = None
+        self._took_s = 0.0
+        self._status, self._reason = "", ""
         self._reasons: list[str] = []
         self._ended = False
         asked = request.model[:128]
@@ -95,7 +112,19 @@ class Observation:
     @property
     def complete(self) -> bool:
         """Whether the stream came to its proper end."""
-        return self._usage is not None
+        return self._summary is not None
+
+    @property
+    def facts(self) -> Facts:
+        """Only once it has ended."""
+        return Facts(
+            operation=self._operation,
+            arrived_s=self._arrived_s,
+            took_s=self._took_s,
+            status=self._status,
+            reason=self._reason,
+            summary=self._summary,
+        )
 
     def known_model(self, name: str) -> None:
         """The model exists: only now may it label a series."""
@@ -116,7 +145,7 @@ class Observation:
         if message.HasField("finished"):
             self._reasons.append(reason_name(message.finished.reason))
         elif message.HasField("summary"):
-            self._usage = message.summary.usage
+            self._summary = message.summary
             self.span.set_attribute("inferfleet.engine_id", message.summary.engine_id)
             self.span.set_attribute("inferfleet.continuations", message.summary.continuations)
 
@@ -126,12 +155,14 @@ class Observation:
             return
         self._ended = True
         now = time.monotonic()
-        code = _code_of(error)
+        code = self._status = _code_of(error)
+        self._reason = getattr(error, "reason", "") if error is not None else ""
+        self._took_s = now - self._started_s
         self._metrics.in_flight.labels(self._face).dec()
         self._metrics.requests.labels(self._face, code).inc()
         self._metrics.duration.labels(
             self._operation, self._model, "" if code == "OK" else code
-        ).observe(now - self._started_s)
+        ).observe(self._took_s)
         self._tell_usage(now)
         if error is not None:
             self.span.set_attribute("error.type", getattr(error, "reason", code))
@@ -139,7 +170,7 @@ class Observation:
         self.span.end()
 
     def _tell_usage(self, now: float) -> None:
-        usage = self._usage
+        usage = self._summary.usage if self._summary is not None else None
         if self._reasons:
             self.span.set_attribute("gen_ai.response.finish_reasons", self._reasons)
         if usage is None:

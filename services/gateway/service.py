@@ -14,7 +14,9 @@ from services.common.etcd_config import connect
 from services.common.metrics import MetricsServer
 from services.common.model_alias import MODELS_PREFIX
 from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX, RegistryView
+from services.gateway.access import Access
 from services.gateway.balancers import Balancers
+from services.gateway.books import Books
 from services.gateway.catalog import Catalog, addresses_of
 from services.gateway.config import GatewayConfig
 from services.gateway.door import Door
@@ -57,7 +59,6 @@ class GatewayService:
             if self._etcd is not None and not config.balancers
             else None
         )
-        self._tenants = Tenants(config.api_keys_file)
         self._alias_view = RegistryView(self._etcd, MODELS_PREFIX) if self._etcd else None
         self._catalog = Catalog(self._engines, config.aliases, records=self._alias_view)
         self._texts = TextStore(self._membership, self._pool)
@@ -68,6 +69,9 @@ class GatewayService:
             stall_s=config.stall_timeout_s,
         )
         registry = CollectorRegistry()
+        self._books = Books(config, registry)
+        tenants = Tenants(config.api_keys_file, told=self._keys_read)
+        access = Access(tenants, self._books.audit)
         self._metrics_server = MetricsServer(registry, lambda: self._serving)
         tracer = self._telemetry.tracer
         self._rooms = Rooms(
@@ -77,10 +81,14 @@ class GatewayService:
             metrics=Metrics(registry),
             tracer=tracer,
             request_timeout_s=config.request_timeout_s,
+            quotas=self._books.quotas,
+            audit=self._books.audit,
+            usage=self._books.usage,
         )
+        self._servicer = InferenceServicer(self._rooms, access, self._catalog)
         self._server = rpc.make_server()
         self._http = HttpServer(
-            make_app(self._rooms, self._tenants, self._catalog),
+            make_app(self._rooms, access, self._catalog),
             cert_file=config.tls_cert_file,
             key_file=config.tls_key_file,
         )
@@ -92,7 +100,8 @@ class GatewayService:
     async def start(self) -> None:
         """Serve both faces; engines may come later."""
         config = self._config
-        InferenceServicer(self._rooms, self._tenants, self._catalog).add_to(self._server)
+        await self._books.start()
+        self._servicer.add_to(self._server)
         port = self._membership.bind(
             self._server, f"{config.host}:{config.port}", members_only=False
         )
@@ -122,6 +131,7 @@ class GatewayService:
     async def drain(self) -> None:
         """Refuse new requests; running streams have the grace to end."""
         self._serving = False
+        self._books.audit.act("drain", f"{len(self._rooms.in_flight)} requests in flight")
         await rpc.set_health(self._health, [SERVICE], serving=False)
         ended = await self._rooms.in_flight.drain(self._config.drain_grace_s)
         if not ended:
@@ -137,6 +147,7 @@ class GatewayService:
         await self._rooms.in_flight.cut(LAST_WORDS_S)
         await self._http.stop()
         await self._server.stop(grace=LAST_WORDS_S)
+        await self._books.close()
         await self._texts.close()
         await self._balancers.close()
         await self._engines.stop()
@@ -152,6 +163,9 @@ class GatewayService:
     async def failed(self) -> str:
         """The reason why the gateway cannot go on."""
         return await self._failure
+
+    def _keys_read(self, good: bool, what: str) -> None:
+        self._books.audit.act("keys", what, good=good)
 
     def _view_of_engines(self) -> RegistryView | StaticEngines:
         if self._etcd is not None:

@@ -4,16 +4,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
 from inferfleet.v1 import inference_pb2
 from services.common import rpc, telemetry
+from services.gateway.access import Access
 from services.gateway.catalog import Catalog
 from services.gateway.collect import Collector
 from services.gateway.door import Door
 from services.gateway.exchange import Caller, Exchange, Rooms
-from services.gateway.tenants import Tenants
 
 SERVICE = "inferfleet.v1.Inference"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -22,10 +23,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer:
     """Handlers raise FleetError; the server's edge turns it into a status."""
 
-    def __init__(self, rooms: Rooms, tenants: Tenants, catalog: Catalog) -> None:
+    def __init__(self, rooms: Rooms, access: Access, catalog: Catalog) -> None:
         self._rooms = rooms
         self._door: Door = rooms.door
-        self._tenants = tenants
+        self._access = access
         self._catalog = catalog
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -44,7 +45,7 @@ class InferenceServicer:
     async def generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        exchange = Exchange(self._rooms, request, self._caller(context))
+        exchange = Exchange(self._rooms, request, self._caller(context, "Generate"))
         # A generator that waits for its reader is not told of a cancel; this is.
         context.add_done_callback(_then(exchange.abandon))
         async with (
@@ -57,7 +58,8 @@ class InferenceServicer:
     async def complete(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.CompleteResponse:
-        exchange = Exchange(self._rooms, request, replace(self._caller(context), streams=False))
+        caller = replace(self._caller(context, "Complete"), streams=False)
+        exchange = Exchange(self._rooms, request, caller)
         collector = Collector()
         async with (
             _announced(exchange, context),
@@ -70,19 +72,19 @@ class InferenceServicer:
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        self._tenant(context)
+        self._enter(context, "Tokenize")
         return await self._door.tokenize(request)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        self._tenant(context)
+        self._enter(context, "Detokenize")
         return await self._door.detokenize(request)
 
     async def list_models(
         self, _: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        self._tenant(context)
+        self._enter(context, "ListModels")
         answer = inference_pb2.ListModelsResponse()
         for listed in self._catalog.listed:
             model = listed.view
@@ -103,15 +105,22 @@ class InferenceServicer:
                 )
         return answer
 
-    def _tenant(self, context: Context) -> str:
-        return self._tenants.tenant_of(_metadata(context).get("authorization"))
+    def _enter(self, context: Context, method: str) -> None:
+        shown = _metadata(context).get("authorization")
+        self._access.enter(shown, method=f"{SERVICE}/{method}", peer=_peer(context))
 
-    def _caller(self, context: Context) -> Caller:
-        metadata = _metadata(context)
+    def _caller(self, context: Context, method: str) -> Caller:
+        metadata, peer = _metadata(context), _peer(context)
+        method = f"{SERVICE}/{method}"
+        shown = metadata.get("authorization")
+        chosen = metadata.get(rpc.REQUEST_ID_KEY, "")
         return Caller(
             face="grpc",
-            tenant=self._tenant(context),
-            request_id=metadata.get(rpc.REQUEST_ID_KEY, ""),
+            who=self._access.identify(shown, method=method, peer=peer),
+            peer=peer,
+            method=method,
+            request_id=chosen,
+            id_chosen=bool(chosen),
             parent=telemetry.extract(metadata.items()),
             timeout_s=rpc.remaining_s(context),
         )
@@ -127,13 +136,19 @@ async def _announced(exchange: Exchange, context: Context) -> AsyncIterator[None
         except Exception:
             await context.send_initial_metadata(ids)
             raise
-        await context.send_initial_metadata((*ids, (rpc.ENGINE_ID_KEY, exchange.engine_id)))
+        rates = tuple(exchange.rate_headers.items())
+        await context.send_initial_metadata((*ids, (rpc.ENGINE_ID_KEY, exchange.engine_id), *rates))
         yield
 
 
 def _metadata(context: Context) -> dict[str, str]:
     pairs = context.invocation_metadata() or ()
     return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _peer(context: Context) -> str:
+    """E.g. "ipv4:127.0.0.1:50123"."""
+    return unquote(context.peer())[:128]
 
 
 def _then(act: Callable[[], None]) -> Any:

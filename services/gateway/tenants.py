@@ -2,40 +2,48 @@
 
 import hashlib
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from services.common.config import ConfigError
 from services.common.errors import UnauthenticatedError
+from services.gateway.keys_file import Identity, parse_keys
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-ANONYMOUS = ""
-_LINE = re.compile(r"(?P<tenant>[\x21-\x7e]{1,128})\s+sha256:(?P<digest>[0-9a-fA-F]{64})")
+ANONYMOUS = Identity()
 
 
 class Tenants:
-    """Tells a caller's tenant from its key.
+    """Tells a caller's identity from its key.
+
+    Args:
+        told: of each reading of a changed file, whether it was good and what it said.
 
     Raises:
         ConfigError: the file cannot be read or has a bad line.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: str,
+        clock: Callable[[], float] = time.monotonic,
+        told: Callable[[bool, str], None] = lambda good, what: None,
+    ) -> None:
         self._path = Path(path) if path else None
         self._clock = clock
-        self._stamp: tuple[int, int] | None = None
+        self._told = told
+        self._stamp: tuple[int, int, int] | None = None
         self._looked_s = clock()
-        self._by_digest: Mapping[str, str] = {}
+        self._by_digest: Mapping[str, Identity] = {}
         if self._path is not None:
-            self._by_digest = _read(self._path)
             self._stamp = _stamp(self._path)
+            self._by_digest = _read(self._path)
 
-    def tenant_of(self, authorization: str | None) -> str:
-        """The tenant behind an `authorization` header or metadata value.
+    def identify(self, authorization: str | None) -> Identity:
+        """Who is behind an `authorization` header or metadata value.
 
         Raises:
             UnauthenticatedError: a key is needed and this is none, or nobody's.
@@ -50,10 +58,10 @@ class Tenants:
             )
         # Looked up by hash, so neither the time nor a leaked file tells anything of a key.
         digest = hashlib.sha256(key.strip().encode()).hexdigest()
-        tenant = self._by_digest.get(digest)
-        if tenant is None:
+        found = self._by_digest.get(digest)
+        if found is None:
             raise UnauthenticatedError("nobody has this API key", reason="INVALID_API_KEY")
-        return tenant
+        return found
 
     def _look_again(self) -> None:
         now = self._clock()
@@ -64,35 +72,30 @@ class Tenants:
             stamp = _stamp(self._path)
             if stamp == self._stamp:
                 return
+            self._stamp = stamp  # a bad file is told of once, not with every look
             self._by_digest = _read(self._path)
         except ConfigError as error:
             log.warning("keeping the last good keys: %s", error)
+            self._told(False, str(error))
             return
-        self._stamp = stamp
         log.info("read %d API keys", len(self._by_digest))
+        self._told(True, f"{len(self._by_digest)} keys")
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, int, int]:
     try:
         found = path.stat()
     except OSError as error:
         raise ConfigError(f"api_keys_file: cannot read {path}: {error.strerror}") from error
-    return found.st_mtime_ns, found.st_ino
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> Mapping[str, Identity]:
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        return parse_keys(path.read_text())
+    except UnicodeDecodeError as error:
         raise ConfigError(f"api_keys_file: cannot read {path}: {error}") from error
-    keys: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        found = _LINE.fullmatch(line.strip())
-        if found is None:
-            raise ConfigError(
-                f"api_keys_file: {path} line {number} is not `tenant sha256:<64 hex digits>`"
-            )
-        keys[found["digest"].lower()] = found["tenant"]
-    return keys
+    except OSError as error:
+        raise ConfigError(f"api_keys_file: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"api_keys_file: {path} {error}") from error

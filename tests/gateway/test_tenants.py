@@ -28,13 +28,13 @@ def path(tmp_path):
 
 
 def test_without_a_file_all_are_anonymous():
-    assert Tenants("").tenant_of(None) == ""
-    assert Tenants("").tenant_of("Bearer whatever") == ""
+    assert Tenants("").identify(None).tenant == ""
+    assert Tenants("").identify("Bearer whatever").tenant == ""
 
 
 def test_keys_name_tenants(path):
     tenants = Tenants(str(path))
-    assert tenants.tenant_of("Bearer k1") == tenants.tenant_of("bearer  k2") == "acme"
+    assert tenants.identify("Bearer k1").tenant == tenants.identify("bearer  k2").tenant == "acme"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_keys_name_tenants(path):
 )
 def test_others_stay_outside(path, shown, reason):
     with pytest.raises(UnauthenticatedError) as caught:
-        Tenants(str(path)).tenant_of(shown)
+        Tenants(str(path)).identify(shown)
     assert caught.value.reason == reason
 
 
@@ -59,15 +59,15 @@ def test_changes_are_seen_and_mistakes_keep_the_last_good(path):
     tenants = Tenants(str(path), clock)
     path.write_text(line("beta", "k3"))
     clock.now += 2
-    assert tenants.tenant_of("Bearer k3") == "beta"
+    assert tenants.identify("Bearer k3").tenant == "beta"
     with pytest.raises(UnauthenticatedError):
-        tenants.tenant_of("Bearer k1")
+        tenants.identify("Bearer k1")
     path.write_text("half a li")
     clock.now += 2
-    assert tenants.tenant_of("Bearer k3") == "beta"
+    assert tenants.identify("Bearer k3").tenant == "beta"
     path.unlink()
     clock.now += 2
-    assert tenants.tenant_of("Bearer k3") == "beta"
+    assert tenants.identify("Bearer k3").tenant == "beta"
 
 
 @pytest.mark.parametrize("content", ["acme", "acme md5:12", "a b sha256:" + "0" * 64])

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from services.common.errors import FleetError, InvalidArgumentError, NotFoundError
+from services.gateway.access import Access
 from services.gateway.catalog import Catalog, ModelView
 from services.gateway.exchange import Rooms
 from services.gateway.openai.chat_format import ChatFormat
@@ -17,11 +18,10 @@ from services.gateway.openai.completion_format import CompletionFormat
 from services.gateway.openai.completion_request import read_completion
 from services.gateway.openai.endpoint import (
     GenerationEndpoint,
-    caller_of,
+    enter,
     error_response,
     json_response,
 )
-from services.gateway.tenants import Tenants
 
 # Endpoints that clients of OpenAI try; named, so that the answer is not just "not found".
 UNSERVED = (
@@ -40,15 +40,15 @@ UNSERVED = (
 )
 
 
-def make_app(rooms: Rooms, tenants: Tenants, catalog: Catalog) -> Starlette:
+def make_app(rooms: Rooms, access: Access, catalog: Catalog) -> Starlette:
     """The ASGI application of one gateway."""
     chat = GenerationEndpoint(
-        rooms, tenants, prefix="chatcmpl", read=read_chat, make_format=ChatFormat
+        rooms, access, prefix="chatcmpl", read=read_chat, make_format=ChatFormat
     )
     completions = GenerationEndpoint(
-        rooms, tenants, prefix="cmpl", read=read_completion, make_format=CompletionFormat
+        rooms, access, prefix="cmpl", read=read_completion, make_format=CompletionFormat
     )
-    models = _Models(catalog, tenants)
+    models = _Models(catalog, access)
 
     async def healthz(_: Request) -> Response:
         if rooms.in_flight.draining:
@@ -68,17 +68,17 @@ def make_app(rooms: Rooms, tenants: Tenants, catalog: Catalog) -> Starlette:
 
 
 class _Models:
-    def __init__(self, catalog: Catalog, tenants: Tenants) -> None:
+    def __init__(self, catalog: Catalog, access: Access) -> None:
         self._catalog = catalog
-        self._tenants = tenants
+        self._access = access
 
     async def listing(self, request: Request) -> Response:
-        caller_of(request.scope, self._tenants)
+        enter(request.scope, self._access)
         models = [_model(listed.view, listed.name) for listed in self._catalog.listed]
         return json_response(200, {"object": "list", "data": models})
 
     async def single(self, request: Request) -> Response:
-        caller_of(request.scope, self._tenants)
+        enter(request.scope, self._access)
         name = request.path_params["name"]
         return json_response(200, _model(self._catalog.find(name), name))
 

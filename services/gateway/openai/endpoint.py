@@ -19,13 +19,13 @@ from starlette.types import Receive, Scope, Send
 from inferfleet.v1 import inference_pb2
 from services.common import telemetry
 from services.common.errors import FleetError, InternalError
+from services.gateway.access import Access
 from services.gateway.exchange import Caller, Rooms, new_request_id
 from services.gateway.openai.answer import Format, Header, usage_of
 from services.gateway.openai.body import read_json, until_gone
 from services.gateway.openai.errors import body_of, headers_of, status_of
 from services.gateway.openai.group import Group
 from services.gateway.openai.plan import Plan
-from services.gateway.tenants import Tenants
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ class GenerationEndpoint:
     def __init__(
         self,
         rooms: Rooms,
-        tenants: Tenants,
+        access: Access,
         *,
         prefix: str,
         read: Callable[[Any], Plan],
         make_format: MakeFormat,
     ) -> None:
         self._rooms = rooms
-        self._tenants = tenants
+        self._access = access
         self._prefix = prefix
         self._read = read
         self._make_format = make_format
@@ -76,7 +76,7 @@ class GenerationEndpoint:
     async def _answer(self, body: Any, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[str, str] = {}
         try:
-            caller = caller_of(scope, self._tenants)
+            caller = caller_of(scope, self._access)
             plan = self._read(body)
             group = Group(self._rooms, plan.requests, replace(caller, streams=plan.stream))
             headers.update({"x-request-id": group.request_id, "x-trace-id": group.trace_id})
@@ -113,7 +113,7 @@ class GenerationEndpoint:
         headers: dict[str, str],
     ) -> Response:
         answers = await group.collected(events)
-        headers["x-engine-id"] = group.engine_id
+        headers.update({"x-engine-id": group.engine_id, **group.rate_headers})
         usage = usage_of(answer.summary.usage for answer in answers)
         whole = self._format(plan, group).whole(answers, usage)
         return json_response(200, whole, headers)
@@ -128,7 +128,7 @@ class GenerationEndpoint:
     ) -> None:
         first = await anext(events)
         writer = _SseWriter(send, self._format(plan, group))
-        await writer.start({**headers, "x-engine-id": group.engine_id})
+        await writer.start({**headers, "x-engine-id": group.engine_id, **group.rate_headers})
         try:
             await writer.event(*first)
             async for prompt, raw in events:
@@ -190,20 +190,37 @@ class _SseWriter:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def caller_of(scope: Scope, tenants: Tenants) -> Caller:
+def caller_of(scope: Scope, access: Access) -> Caller:
     """Who asks.
 
     Raises:
         UnauthenticatedError: a key is needed and there is none, or nobody's.
     """
     headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+    method = f"{scope['method']} {scope['path'][:128]}"
+    peer = ":".join(map(str, scope.get("client") or ()))
+    chosen = headers.get("x-request-id", "")
+    shown = headers.get("authorization")
     return Caller(
         face="http",
-        tenant=tenants.tenant_of(headers.get("authorization")),
-        request_id=headers.get("x-request-id") or new_request_id(),
+        who=access.identify(shown, method=method, peer=peer),
+        peer=peer,
+        method=method,
+        request_id=chosen or new_request_id(),
+        id_chosen=bool(chosen),
         request_id_field="X-Request-Id",
         parent=telemetry.extract(headers.items()),
     )
+
+
+def enter(scope: Scope, access: Access) -> None:
+    """Let a caller in to what needs no request.
+
+    Raises:
+        UnauthenticatedError: as above.
+    """
+    caller = caller_of(scope, access)
+    access.entered(caller.who, method=caller.method, peer=caller.peer)
 
 
 def json_response(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:

@@ -84,4 +84,6 @@ def headers_of(error: FleetError) -> dict[str, str]:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if status == 413:
         headers["connection"] = "close"
+    # A quota's state, which gRPC callers find in the ErrorInfo.
+    headers |= {k: v for k, v in error.metadata.items() if k.startswith("x-ratelimit-")}
     return headers

@@ -1,7 +1,7 @@
 """The exchanges of one HTTP body: usually one, or several prompts side by side."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -33,6 +33,11 @@ class Group:
     def engine_id(self) -> str:
         """The engines, in the prompts' order, each once."""
         return ",".join(dict.fromkeys(e.engine_id for e in self._exchanges if e.engine_id))
+
+    @property
+    def rate_headers(self) -> Mapping[str, str]:
+        """x-ratelimit-* of the prompt admitted last."""
+        return self._exchanges[-1].rate_headers
 
     @property
     def model(self) -> ModelView:

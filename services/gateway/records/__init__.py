@@ -1,0 +1,1 @@
+"""What a gateway writes down of requests: usage records and the audit log, never a prompt."""
