@@ -1,0 +1,1 @@
+"""What the fleet's hops cost beside other proxies."""
