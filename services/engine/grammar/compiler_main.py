@@ -12,11 +12,13 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import xgrammar
 
-from services.engine.grammar.vocabulary import model_vocabulary
+from services.engine.grammar.tag_format import compiler_tag
+from services.engine.grammar.vocabulary import model_tokenizer, vocabulary_of
 from services.engine.grammar.wire import (
     TOO_COSTLY,
     Job,
@@ -45,13 +47,24 @@ def main() -> int:
     setup = read_frame(sys.stdin.buffer, Setup)
     if setup is None:
         return 0
-    ready = Ready(model_vocabulary(setup.model, setup.vocab_size))
+    tokenizer = model_tokenizer(setup.model)
+    ready = Ready(vocabulary_of(tokenizer, setup.vocab_size))
     info = tokenizer_info(setup, ready)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def tag_of(text: str) -> str:
+        return compiler_tag(
+            text,
+            id_of=tokenizer.id_of,
+            vocab_size=min(setup.vocab_size, tokenizer.vocab_size),
+            end_ids=setup.eos_token_ids,
+            max_whitespace=MAX_WHITESPACE,
+        )
+
     _limit_memory(setup.memory_bytes)
     write_frame(sys.stdout.buffer, ready)
     while (job := read_frame(sys.stdin.buffer, Job)) is not None:
-        write_frame(sys.stdout.buffer, _outcome(compiler, job))
+        write_frame(sys.stdout.buffer, _outcome(compiler, tag_of, job))
     return 0
 
 
@@ -65,9 +78,9 @@ def tokenizer_info(setup: Setup, ready: Ready) -> Any:
     )
 
 
-def _outcome(compiler: Any, job: Job) -> Outcome:
+def _outcome(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Outcome:
     try:
-        return Outcome(job.number, grammar=_compile(compiler, job).serialize_json())
+        return Outcome(job.number, grammar=_compile(compiler, tag_of, job).serialize_json())
     except MemoryError:
         return _over_memory(job)
     except Exception as error:
@@ -92,7 +105,7 @@ def _over_memory(job: Job) -> Outcome:
     return Outcome(job.number, problem=problem, reason=TOO_COSTLY)
 
 
-def _compile(compiler: Any, job: Job) -> Any:
+def _compile(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Any:
     match job.kind:
         case "json_schema":
             return compiler.compile_json_schema(job.text, max_whitespace_cnt=MAX_WHITESPACE)
@@ -107,7 +120,7 @@ def _compile(compiler: Any, job: Job) -> Any:
             literals = (json.dumps(text, ensure_ascii=True) for text in job.choices)
             return compiler.compile_grammar("root ::= " + " | ".join(literals))
         case "structural_tag":
-            return compiler.compile_structural_tag(job.text)
+            return compiler.compile_structural_tag(tag_of(job.text))
         case unknown:
             raise ValueError(f"unknown kind {unknown}")
 

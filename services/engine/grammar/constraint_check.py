@@ -3,13 +3,13 @@
 Knows the rules and not the compiler: it loads neither torch nor xgrammar.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.common.errors import InvalidArgumentError
 from services.engine.grammar.regex_check import regex_problem
 from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
+from services.engine.grammar.tag_check import check_tag
 from services.engine.sampling_params import Constraint
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
@@ -30,9 +30,9 @@ def check_constraint(constraint: Constraint) -> None:
     if length > MAX_CONSTRAINT_CHARS:
         raise InvalidArgumentError.for_field(field, f"has over {MAX_CONSTRAINT_CHARS} characters")
     if constraint.kind == "json_schema":
-        _check_schema(field, constraint.text)
+        _check_parsed(field, check_schema, constraint.text)
     elif constraint.kind == "structural_tag":
-        _check_tag(field, constraint.text)
+        _check_parsed(field, check_tag, constraint.text)
     elif constraint.kind == "choice":
         _check_choices(field, constraint.choices)
     elif constraint.kind != "json_object" and not constraint.text:
@@ -41,34 +41,13 @@ def check_constraint(constraint: Constraint) -> None:
         raise InvalidArgumentError.for_field(field, problem)
 
 
-def _check_schema(field: str, text: str, above: str = "") -> None:
+def _check_parsed(field: str, check: Callable[[str], Any], text: str) -> None:
     try:
-        check_schema(text)
+        check(text)
     except SchemaRefusedError as error:
         raise InvalidArgumentError.for_field(
-            field, f"{above}{error}", reason="SCHEMA_NOT_ENFORCEABLE", keyword=above + error.path
+            field, str(error), reason="SCHEMA_NOT_ENFORCEABLE", keyword=error.path
         ) from error
-
-
-def _check_tag(field: str, text: str) -> None:
-    """The schemas and patterns inside hold as those outside do; the rest is the compiler's."""
-    try:
-        tag = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError.for_field(field, f"not JSON: {error}") from error
-    waiting: list[tuple[str, Any]] = [("", tag)]
-    while waiting:
-        path, node = waiting.pop()
-        if isinstance(node, list):
-            waiting += [(f"{path}/{index}", member) for index, member in enumerate(node)]
-        elif isinstance(node, dict):
-            for name, member in node.items():
-                if name in ("json_schema", "schema"):
-                    _check_schema(field, json.dumps(member), f"{path}/{name}")
-                elif name == "pattern" and (problem := regex_problem(member)):
-                    raise InvalidArgumentError.for_field(field, f"{path}/pattern: {problem}")
-                else:
-                    waiting.append((f"{path}/{name}", member))
 
 
 def _check_choices(field: str, choices: Sequence[str]) -> None:

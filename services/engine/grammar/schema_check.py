@@ -46,11 +46,13 @@ class SchemaRefusedError(ValueError):
 
     Attributes:
         path: JSON pointer of the keyword.
+        problem: what is wrong there.
     """
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path or '/'}: {problem}")
         self.path = path
+        self.problem = problem
 
 
 def check_schema(text: str) -> Any:
@@ -62,14 +64,23 @@ def check_schema(text: str) -> Any:
     Raises:
         SchemaRefusedError: with the keyword's path.
     """
+    schema = parse_json(text)
+    SchemaCheck().run(schema)
+    return schema
+
+
+def parse_json(text: str) -> Any:
+    """JSON without what two readers would read differently.
+
+    Raises:
+        SchemaRefusedError: at the root.
+    """
     if len(text) > MAX_SCHEMA_CHARS:
         raise SchemaRefusedError("", f"longer than {MAX_SCHEMA_CHARS} characters")
     try:
-        schema = json.loads(text, object_pairs_hook=_members, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_members, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise SchemaRefusedError("", f"not JSON: {error}") from error
-    _Check(schema).run()
-    return schema
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -84,19 +95,30 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-class _Check:
-    """One walk over one schema; counts nodes so that its own cost is bounded."""
+class SchemaCheck:
+    """Walks over the schemas of one constraint; counts, so that its own cost is bounded."""
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self) -> None:
+        self._root: Any = None
         self._nodes = 0
         self._pairs = 0
         self._classes = 0
 
-    def run(self) -> None:
-        self._node(self._root, "", 0)
+    def run(self, root: Any) -> None:
+        """Check one parsed schema.
+
+        Raises:
+            SchemaRefusedError: with the keyword's path.
+        """
+        self._root = root
+        self._node(root, "", 0)
         for path, schema in self._definitions():
             self._node(schema, path, 0)
+
+    def take_classes(self, pattern: str) -> bool:
+        """Whether the character classes of one more pattern are within the limit of all."""
+        self._classes += pattern.count("[")
+        return self._classes <= MAX_CLASSES
 
     def _definitions(self) -> Iterator[tuple[str, Any]]:
         if not isinstance(self._root, dict):
@@ -294,10 +316,8 @@ class _Check:
             raise SchemaRefusedError(f"{path}/pattern", "cannot be enforced beside a length")
         pattern = schema["pattern"]
         problem = regex_problem(pattern)
-        if problem is None:
-            self._classes += pattern.count("[")
-            if self._classes > MAX_CLASSES:
-                problem = f"more than {MAX_CLASSES} character classes in all patterns together"
+        if problem is None and not self.take_classes(pattern):
+            problem = f"more than {MAX_CLASSES} character classes in all patterns together"
         if problem is not None:
             raise SchemaRefusedError(f"{path}/pattern", problem)
 

@@ -2,7 +2,6 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from services.common.errors import InvalidArgumentError
@@ -14,7 +13,6 @@ from services.engine.structured_output import (
     INVALID,
     TOO_COSTLY,
     UNAVAILABLE,
-    Built,
     SOMatcherBuilder,
     _digest,
 )
@@ -26,31 +24,7 @@ MUST_COMPILE = ("enforce",)
 
 # A process that loads xgrammar takes seconds to start, many on a crowded machine.
 pytestmark = pytest.mark.timeout(240)
-# Every byte is a token; id 258 ends, some of the ids above are padding.
 BYTES = Setup("", 300, [END], 2 << 30)
-
-
-@pytest.fixture(scope="module")
-def builder():
-    made = SOMatcherBuilder(BYTES, timeout_s=10)
-    yield made
-    made.close()
-
-
-def wait_for(builder: SOMatcherBuilder, constraint: Constraint, key: str = "r") -> Built:
-    builder.submit(key, constraint)
-    give_up = time.monotonic() + 120
-    while time.monotonic() < give_up:
-        for built in builder.pump():
-            if built.request_key == key:
-                return built
-        time.sleep(0.005)
-    raise AssertionError("no grammar in 120 s")
-
-
-def allows(built: Built, text: str) -> bool:
-    matcher = built.grammar.matcher()
-    return all(matcher.accept(b) for b in text.encode()) and matcher.accept(END)
 
 
 def generated(generator: dict) -> dict:
@@ -82,7 +56,7 @@ def generated(generator: dict) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_public_cases_are_enforced_or_refused(builder, case):
+def test_public_cases_are_enforced_or_refused(case, wait_for, allows):
     schema = case["schema"] if "schema" in case else generated(case["generator"])
     text = json.dumps(schema)
     started = time.monotonic()
@@ -91,7 +65,7 @@ def test_public_cases_are_enforced_or_refused(builder, case):
     except SchemaRefusedError:
         assert case["policy"] not in MUST_COMPILE or case["id"] in REFUSED_ON_PURPOSE
         return
-    built = wait_for(builder, Constraint("json_schema", text), case["id"])
+    built = wait_for(Constraint("json_schema", text), case["id"])
     assert time.monotonic() - started < 15
     if built.problem is not None:
         assert case["policy"] not in MUST_COMPILE
@@ -106,8 +80,8 @@ def test_public_cases_are_enforced_or_refused(builder, case):
 REFUSED_ON_PURPOSE = {"sib-addl-true"}
 
 
-def test_regex_and_choice_narrow_each_draw(builder):
-    built = wait_for(builder, Constraint("regex", "[ab]{2}c"))
+def test_regex_and_choice_narrow_each_draw(wait_for, allows, allowed_ids):
+    built = wait_for(Constraint("regex", "[ab]{2}c"))
     matcher = built.grammar.matcher()
     assert allowed_ids(matcher) == {ord("a"), ord("b")}
     assert matcher.accept(ord("a"))
@@ -120,32 +94,26 @@ def test_regex_and_choice_narrow_each_draw(builder):
     assert matcher.accept(END)
     assert allowed_ids(matcher) == set()
     assert not matcher.accept(END)
-    choice = wait_for(builder, Constraint("choice", "", ('say "hi"', "né")), "c")
+    choice = wait_for(Constraint("choice", "", ('say "hi"', "né")), "c")
     assert allows(choice, 'say "hi"')
     assert allows(choice, "né")
     assert not allows(choice, "n")
 
 
-def allowed_ids(matcher) -> set[int]:
-    assert matcher.mask is not None
-    bits = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")
-    return set(bits.nonzero()[0].tolist())
-
-
-def test_json_object_is_an_object(builder):
-    built = wait_for(builder, Constraint("json_object", ""))
+def test_json_object_is_an_object(wait_for, allows):
+    built = wait_for(Constraint("json_object", ""))
     assert allows(built, '{"a": [1, {"b": null}]}')
     assert not allows(built, "[1]")
 
 
-def test_white_space_is_capped(builder):
-    built = wait_for(builder, Constraint("json_schema", '{"type":"array","items":{"type":"null"}}'))
+def test_white_space_is_capped(wait_for, allows):
+    built = wait_for(Constraint("json_schema", '{"type":"array","items":{"type":"null"}}'))
     assert allows(built, "[\n  null\n]")
     assert not allows(built, "[" + " " * 100 + "null]")
 
 
-def test_replay_and_rollback_return_to_the_same_place(builder):
-    built = wait_for(builder, Constraint("regex", "abcd"))
+def test_replay_and_rollback_return_to_the_same_place(wait_for, allowed_ids):
+    built = wait_for(Constraint("regex", "abcd"))
     matcher = built.grammar.matcher()
     assert matcher.accept(ord("a"))
     assert matcher.accept(ord("b"))
@@ -171,77 +139,77 @@ def test_equal_constraints_share_one_compilation_and_a_cancelled_one_is_forgotte
     assert builder.num_pending == 0
 
 
-def test_a_compilation_that_takes_too_long_is_killed_and_the_next_one_works():
+def test_a_compilation_that_takes_too_long_is_killed_and_the_next_one_works(wait_for):
     hurried = SOMatcherBuilder(BYTES, timeout_s=0.05)
     try:
         bomb = "|".join(f"{chr(97 + i % 26)}{i}(x|y{{0,100}}){{0,40}}" for i in range(400))
-        slow = wait_for(hurried, Constraint("regex", bomb))
+        slow = wait_for(Constraint("regex", bomb), builder=hurried)
         assert "takes longer than" in (slow.problem or "")
         assert slow.reason == TOO_COSTLY
-        quick = wait_for(hurried, Constraint("regex", "ab"), "second")
+        quick = wait_for(Constraint("regex", "ab"), "second", hurried)
         assert quick.problem is None
     finally:
         hurried.close()
 
 
-def test_a_text_that_may_go_on_or_end_is_not_spent(builder):
-    matcher = wait_for(builder, Constraint("regex", "[ab]+")).grammar.matcher()
+def test_a_text_that_may_go_on_or_end_is_not_spent(wait_for, allowed_ids):
+    matcher = wait_for(Constraint("regex", "[ab]+")).grammar.matcher()
     assert not matcher.spent
     assert matcher.accept(ord("a"))
     assert allowed_ids(matcher) == {ord("a"), ord("b"), END}
     assert not matcher.spent
 
 
-def test_a_grammar_whose_tokens_take_ever_longer_is_noticed(builder, monkeypatch):
+def test_a_grammar_whose_tokens_take_ever_longer_is_noticed(monkeypatch, wait_for):
     monkeypatch.setattr("services.engine.so_matcher.SLOW_TOKEN_S", 0.002)
-    matcher = wait_for(builder, Constraint("ebnf", 'root ::= root root | "a"')).grammar.matcher()
-    plain = wait_for(builder, Constraint("regex", "a+")).grammar.matcher()
+    matcher = wait_for(Constraint("ebnf", 'root ::= root root | "a"')).grammar.matcher()
+    plain = wait_for(Constraint("regex", "a+")).grammar.matcher()
     while not matcher.slow:
         assert matcher.accept(ord("a"))
         assert plain.accept(ord("a"))
     assert not plain.slow
 
 
-def test_a_bad_grammar_is_told_by_the_compiler(builder):
-    built = wait_for(builder, Constraint("ebnf", "root ::= nobody"))
+def test_a_bad_grammar_is_told_by_the_compiler(wait_for):
+    built = wait_for(Constraint("ebnf", "root ::= nobody"))
     assert built.grammar is None
     assert built.reason == INVALID
     assert built.problem.startswith("EBNF parser error at line 1, column 10")
-    cut = wait_for(builder, Constraint("ebnf", 'root ::= "a" ('))
+    cut = wait_for(Constraint("ebnf", 'root ::= "a" ('))
     assert cut.problem.endswith("column 15: Expect element, but got the end of the line")
-    tag = wait_for(builder, Constraint("structural_tag", '{"type":"structural_tag"}'))
+    tag = wait_for(Constraint("structural_tag", '{"type":"structural_tag"}'))
     assert tag.problem.startswith("Invalid structural tag error: Structural tag must have a format")
 
 
-def test_a_compiler_that_was_killed_gets_a_successor():
+def test_a_compiler_that_was_killed_gets_a_successor(wait_for):
     builder = SOMatcherBuilder(BYTES)
     try:
-        assert wait_for(builder, Constraint("regex", "a")).problem is None
+        assert wait_for(Constraint("regex", "a"), builder=builder).problem is None
         builder._compiler._process.kill()
-        assert wait_for(builder, Constraint("regex", "b")).problem is None
+        assert wait_for(Constraint("regex", "b"), builder=builder).problem is None
     finally:
         builder.close()
 
 
-def test_what_cannot_start_is_unavailable_and_not_remembered(tmp_path):
+def test_what_cannot_start_is_unavailable_and_not_remembered(wait_for, tmp_path):
     builder = SOMatcherBuilder(Setup(str(tmp_path / "model.gguf"), 300, [END], 1 << 30))
     try:
         for _ in range(2):
-            built = wait_for(builder, Constraint("regex", "a"))
+            built = wait_for(Constraint("regex", "a"), builder=builder)
             assert built.reason == UNAVAILABLE
             assert not builder._grammars
     finally:
         builder.close()
 
 
-def test_a_request_that_left_before_its_turn_is_not_compiled(builder):
+def test_a_request_that_left_before_its_turn_is_not_compiled(builder, wait_for):
     slow = Constraint("regex", "|".join(f"{i}(x{{0,90}}|y){{0,20}}" for i in range(90)))
     builder.submit("first", slow)
     for key, pattern in (("left", "b"), ("back", "c")):
         builder.submit(key, Constraint("regex", pattern))
         builder.cancel(key)
     # Its job may be left out by now, or not yet begun: it is compiled in either case.
-    assert wait_for(builder, Constraint("regex", "c"), "back").problem is None
+    assert wait_for(Constraint("regex", "c"), "back").problem is None
     assert _digest(Constraint("regex", "b")) not in builder._grammars
     assert builder.num_pending == 0
 
