@@ -55,6 +55,11 @@ class EngineConfig:
     grammar_memory_mib: int = setting(
         1024, "memory that one such compilation may take", unit="MiB", low=64, high=1 << 20
     )
+    warm_grammars: bool = setting(
+        False,
+        "start the compiler of constraints with the engine and keep it (about 300 MiB), so that no "
+        "structured answer waits seconds for it, neither a first one nor one carried on here",
+    )
     simulate: str = setting(
         "",
         "run arithmetic in place of a model, for tests and load simulation: comma list of "

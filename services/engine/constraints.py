@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from services.common.errors import UnimplementedError, Violation
+from services.engine.sampling_params import Constraint
 from services.engine.sequence import Request, Sequence
 from services.engine.structured_output import TOO_COSTLY, UNAVAILABLE, Built, SOMatcherBuilder
 
@@ -46,6 +47,15 @@ class Constraints:
     def num_held(self) -> int:
         """Requests that wait for their grammar."""
         return len(self._held)
+
+    def warm(self) -> None:
+        """Start the builder and wait until it has built something, so that no request has to."""
+        if self._make_builder is None or self._builder is not None:
+            return
+        self._builder = self._make_builder()
+        self._builder.submit("", Constraint("regex", "a"))
+        while not self._builder.pump():
+            self._builder.wait(1.0)
 
     def check_served(self, request: Request) -> None:
         """Raises UnimplementedError for a constraint where none is served."""

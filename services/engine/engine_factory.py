@@ -64,6 +64,8 @@ def build_engine(
         block_size=memory.block_size,
     )
     constraints = _constraints(config, info, on_grammar)
+    if config.warm_grammars:
+        constraints.warm()
     return LLMEngine(config, worker, Limits(info, memory, namespace), constraints=constraints)
 
 
@@ -75,7 +77,7 @@ def text_assets(config: EngineConfig) -> TextAssets:
 def _constraints(
     config: EngineConfig, info: RunnerInfo, on_grammar: Callable[[], None] | None
 ) -> Constraints:
-    """Nothing is loaded before the first constraint; without a tokenizer none is served."""
+    """Loads nothing yet; without a tokenizer no constraint is served."""
     if not (config.simulate or config.model):
         return Constraints()
 
@@ -86,5 +88,11 @@ def _constraints(
         memory_bytes=config.grammar_memory_mib << 20,
     )
     return Constraints(
-        partial(SOMatcherBuilder, setup, timeout_s=config.grammar_timeout_s, on_done=on_grammar)
+        partial(
+            SOMatcherBuilder,
+            setup,
+            timeout_s=config.grammar_timeout_s,
+            keep=config.warm_grammars,
+            on_done=on_grammar,
+        )
     )

@@ -61,6 +61,7 @@ class SOMatcherBuilder:
         *,
         timeout_s: float = 8.0,
         cached: int = 128,
+        keep: bool = False,
         on_done: Callable[[], None] | None = None,
     ) -> None:
         """Start the thread.
@@ -69,12 +70,14 @@ class SOMatcherBuilder:
             setup: the model's vocabulary; read before the first compilation.
             timeout_s: longest compilation.
             cached: most outcomes to keep.
+            keep: the compiler's process stays, however long it is idle.
             on_done: called on the thread whenever `pump` has something.
         """
         self._setup = setup
         self._on_done = on_done
         self._compiler = GrammarCompiler(setup, timeout_s=timeout_s)
         self._cached = cached
+        self._idle_s = None if keep else IDLE_S
         self._grammars: OrderedDict[bytes, Built] = OrderedDict()
         self._cached_bytes = 0
         self._waiting: dict[bytes, _Pending] = {}
@@ -154,7 +157,7 @@ class SOMatcherBuilder:
         loader: GrammarLoader | None = None
         while True:
             try:
-                pending = self._jobs.get(timeout=IDLE_S)
+                pending = self._jobs.get(timeout=self._idle_s)
             except queue.Empty:
                 self._compiler.stop()
                 continue

@@ -1,6 +1,7 @@
 """A core process with constraints: what it starts, when, and what becomes of it."""
 
 import asyncio
+import dataclasses
 import os
 import re
 import signal
@@ -68,6 +69,20 @@ async def core():
 
 def maps(pid: int | None) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_a_warm_core_has_its_compiler_before_it_is_ready():
+    link = CoreLink()
+    await link.start(dataclasses.replace(CONFIG, warm_grammars=True))
+    try:
+        core = Core(link)
+        assert len(core.children()) == 1
+        assert "xgrammar" in maps(link.pid)
+        core.add("word", constraint=WORD)
+        await core.read("word")
+        assert re.fullmatch(WORD.text, bytes(core.tokens["word"]).decode())
+    finally:
+        await link.stop()
 
 
 async def test_nothing_is_loaded_or_started_before_the_first_constraint(core):
