@@ -79,6 +79,39 @@ class BlockManager:
             seq.num_registered = min(seq.num_registered, parent.num_registered)
         return allocation
 
+    def num_missing(self, seq: Sequence, parent: Sequence | None, headroom: int) -> int:
+        """Blocks that must come free before the sequence fits; 0 or less if it does.
+
+        Args:
+            parent: the choice whose prompt it would share, if that is computed.
+        """
+        if parent is None:
+            shared = self._match(seq)
+        else:
+            shared = list(parent.block_table[: (seq.num_prompt - 1) // self.block_size])
+        if len(shared) * self.block_size == len(seq.tokens):
+            shared.pop()  # its last token is computed again, in a block of its own
+        return self._cost(seq, shared, shared) + headroom - self.blocks.num_available
+
+    def count_uncached(self, seqs: Iterable[Sequence]) -> int:
+        """Positions that must still be computed for these, a prefix that some share once."""
+        count = 0
+        seen: set[BlockHash] = set()
+        for seq in seqs:
+            length, size = len(seq.tokens), self.block_size
+            if not self._caches(seq) or seq.wants_prompt_logprobs:
+                count += length - seq.num_computed
+                continue
+            full = length // size
+            unknown = [
+                block_hash
+                for block_hash in self.hashes_of(seq, full)[-(-seq.num_computed // size) : full]
+                if block_hash not in seen and self.blocks.find(block_hash) is None
+            ]
+            seen.update(unknown)
+            count += len(unknown) * size + max(0, length - max(full * size, seq.num_computed))
+        return count
+
     def grow(self, seq: Sequence) -> bool:
         """One block more, if one is available."""
         if not self.blocks.num_available:
@@ -170,10 +203,9 @@ class BlockManager:
         headroom: int,
     ) -> Allocation | None:
         pinned = shared if copied is None else [*shared, copied]
-        num_new = self.blocks_for(len(seq.tokens)) - len(shared)
-        revived = sum(self.blocks.num_holders(block) == 0 for block in pinned)
-        if num_new + revived + headroom > self.blocks.num_available:
+        if self._cost(seq, shared, pinned) + headroom > self.blocks.num_available:
             return None
+        num_new = self.blocks_for(len(seq.tokens)) - len(shared)
         for block in pinned:
             self.blocks.share(block)
         new = [self.blocks.take() for _ in range(num_new)]
@@ -181,3 +213,8 @@ class BlockManager:
         seq.num_registered = len(shared) if self._caches(seq) else 0
         seq.num_computed = num_computed
         return Allocation(num_computed, None if copied is None else (copied, new[0]))
+
+    def _cost(self, seq: Sequence, shared: list[int], pinned: list[int]) -> int:
+        """Blocks that are available no longer once the sequence has its own."""
+        revived = sum(self.blocks.num_holders(block) == 0 for block in pinned)
+        return self.blocks_for(len(seq.tokens)) - len(shared) + revived

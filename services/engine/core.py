@@ -23,7 +23,7 @@ from services.engine.child_process import die_with_parent
 from services.engine.config import EngineConfig
 from services.engine.core_link import CoreEnd, LinkClosedError
 from services.engine.engine_factory import build_engine
-from services.engine.llm_engine import LLMEngine, StepResult
+from services.engine.llm_engine import LLMEngine
 from services.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -40,6 +40,7 @@ from services.engine.messages import (
 )
 from services.engine.models.config import ModelFileError
 from services.engine.runner import ExpertPlacement, Runner
+from services.engine.step_result import StepResult
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from services.engine.choice_stream import ChoiceStream
 from services.engine.config import EngineConfig
 from services.engine.engine_factory import build_engine, text_assets
 from services.engine.grammar.constraint_check import check_constraint
-from services.engine.llm_engine import StepResult
 from services.engine.messages import AddRequest, ChoiceOutput
 from services.engine.outputs import RequestOutput, RequestOutputPool
 from services.engine.runner import Runner
 from services.engine.sampling_params import SamplingParams
+from services.engine.step_result import StepResult
 
 Prompt = str | Sequence[int]
 """Text, or ready token ids."""

@@ -4,27 +4,24 @@ The only caller of scheduler and worker. The results of round n-1 come back whil
 runs: each round is scheduled on what is known, and what n-1 changes is put right when it is known.
 """
 
-import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from services.common.errors import AlreadyExistsError, FleetError, ResourceExhaustedError
 from services.engine.acceptance import ending_after
 from services.engine.block_manager import BlockManager
 from services.engine.config import EngineConfig
 from services.engine.constraints import Constraints, Failure, advance
+from services.engine.deadlines import Deadlines, refusal
 from services.engine.expert_control import ExpertControl
 from services.engine.kv_cache import CacheEngine, KVCacheManager
 from services.engine.messages import (
     AddRequest,
     CacheEvent,
-    ChoiceOutput,
     Load,
     Mark,
     RequestFailure,
     StoredBlocks,
-    TokenLogprobs,
 )
 from services.engine.request_checks import Limits
 from services.engine.runner import RunnerInfo, SampledToken, SamplerOutput
@@ -32,6 +29,7 @@ from services.engine.scheduler import Scheduler
 from services.engine.scheduler_outputs import SchedulerOutputs
 from services.engine.scheduling import retry_after_s
 from services.engine.sequence import Request, Sequence, SequenceStatus
+from services.engine.step_result import StepResult, keep_prompt_logprobs
 from services.engine.timing import RoundTimer
 from services.engine.worker import Worker
 
@@ -44,17 +42,6 @@ _NO_TOKEN = Failure(
     "CONSTRAINT_UNSATISFIABLE",
     "the request's masks and constraints leave no token to draw",
 )
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What happened since the last step returned."""
-
-    step: int = 0
-    """The round whose tokens these are; 0 for none."""
-    outputs: list[ChoiceOutput] = field(default_factory=list)
-    failures: list[RequestFailure] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
 
 
 class LLMEngine:
@@ -86,9 +73,9 @@ class LLMEngine:
         self.constraints = constraints or Constraints()
         self._max_waiting = config.max_waiting
         self._now_ns = now_ns
-        self._timer = RoundTimer(lambda: now_ns() / 1e9)
+        self._timer = RoundTimer(self._now_s, telling_tokens=config.max_num_batched_tokens // 2)
         self._requests: dict[str, Request] = {}
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines = Deadlines()
         self._num_waiting = 0
         self._num_open = 0
         self._next_arrival = 0
@@ -126,14 +113,15 @@ class LLMEngine:
                 reason="QUEUE_FULL",
                 retry_after_s=retry_after_s(self._num_waiting, self._timer.drain_requests_per_s),
             )
+        self._make_choices(request, message)
+        self._check_deadline(request)
         self._next_arrival += 1
         self._requests[request.key] = request
         self._num_waiting += 1
         self._num_open += 1
-        if request.deadline_unix_s is not None:
-            heapq.heappush(self._deadlines, (request.deadline_unix_s, request.arrival, request))
+        self._deadlines.watch(request, self._num_open)
         self._mark(request, "enqueue", prompt_tokens=len(request.prompt))
-        self._add_choices(request, message)
+        self._add_choices(request)
 
     def refuse(self, request_key: str, error: FleetError) -> None:
         """Tell of a request that `add_request` refused: its failure and its release."""
@@ -220,7 +208,7 @@ class LLMEngine:
         result, self._result = self._result, StepResult()
         return result
 
-    def _add_choices(self, request: Request, message: AddRequest) -> None:
+    def _make_choices(self, request: Request, message: AddRequest) -> None:
         run = [c for c in range(request.params.n) if c not in message.finished_choices]
         for choice in run:
             continued = message.continued[choice] if choice < len(message.continued) else []
@@ -230,9 +218,27 @@ class LLMEngine:
             if choice != run[0] and not any(message.continued):
                 seq.fork_of = request.choices[0]
         request.open_choices = request.unreleased_choices = len(request.choices)
+
+    def _check_deadline(self, request: Request) -> None:
+        """Raises the refusal of a request that cannot have its first token in time."""
+        if request.deadline_unix_s is None or not request.choices:
+            return
+        seq, rate = request.choices[0], self._timer.best_prefill_tokens_per_s
+        left_s = request.deadline_unix_s - self._now_s()
+        most = self.scheduler.uncached_tokens_queued()
+        if refusal(left_s, len(seq.tokens), most, rate) is None:
+            return  # not even if nothing of it all is cached
+        ahead = self.scheduler.certain_ahead(seq)
+        own = self._blocks.count_uncached([seq])
+        both = self._blocks.count_uncached([*ahead, seq])
+        error = refusal(left_s, own, both - own, rate)
+        if error is not None:
+            raise error
+
+    def _add_choices(self, request: Request) -> None:
         for seq in request.choices:
             self.scheduler.add(seq)
-        if not run:
+        if not request.choices:
             self._close_request(request)
             self._release(request)
         elif request.params.constraint is not None:
@@ -256,11 +262,11 @@ class LLMEngine:
                 self._end(request, ending.status, seq.choice)
 
     def _expire(self) -> None:
-        now = self._now_ns() / 1e9
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
-            if request.open_choices:
-                self._fail(request, _DEADLINE)
+        for request in self._deadlines.passed(self._now_s()):
+            self._fail(request, _DEADLINE)
+
+    def _now_s(self) -> float:
+        return self._now_ns() / 1e9
 
     def _note_plan(self, plan: SchedulerOutputs) -> None:
         """Marks of what the scheduler decided."""
@@ -290,7 +296,7 @@ class LLMEngine:
         decodes = plan.num_batched_tokens - plan.num_prefill_tokens
         self._timer.observe_round(plan.num_prefill_tokens, decodes, device_s)
         if output.prompt_logprobs:
-            _keep_prompt_logprobs(plan, output)
+            keep_prompt_logprobs(plan, output)
         if output.nan_rows:
             # What the runner scrubbed may be in any block: no content can be trusted any more.
             self.scheduler.clear_cache()
@@ -334,25 +340,11 @@ class LLMEngine:
     def _emit(
         self, seq: Sequence, token: SampledToken | None, reason: str | None, matched: int | None
     ) -> None:
-        request = seq.request
-        first = token is not None and len(seq.tokens) == seq.num_initial + 1
-        logprobs = [_logprobs(token)] if token is not None and request.params.logprobs else []
-        self._result.outputs.append(
-            ChoiceOutput(
-                request.key,
-                seq.choice,
-                [] if token is None else [token.token_id],
-                reason,
-                matched,
-                logprobs,
-                request.num_cached_tokens if first else 0,
-                seq.prompt_logprobs if first else [],
-            )
-        )
-        if first:
-            self._mark(request, "collect", choice=seq.choice, first=1)
-        if reason is not None:
-            self._mark(request, "collect", choice=seq.choice, end=1, tokens=seq.num_output)
+        told = self._result.tell(seq, token, reason, matched)
+        if told.first:
+            self._mark(seq.request, "collect", choice=seq.choice, first=1)
+        if told.last:
+            self._mark(seq.request, "collect", choice=seq.choice, end=1, tokens=seq.num_output)
 
     def _fail(self, request: Request, failure: Failure) -> None:
         self._result.failures.append(RequestFailure(request.key, *failure))
@@ -382,14 +374,3 @@ class LLMEngine:
 
     def _mark(self, request: Request, verb: str, **detail: int) -> None:
         self._result.marks.append(Mark(request.key, verb, self._now_ns(), detail))
-
-
-def _logprobs(token: SampledToken) -> TokenLogprobs:
-    logprob = 0.0 if token.logprob is None else token.logprob
-    return TokenLogprobs(token.token_id, logprob, list(token.top))
-
-
-def _keep_prompt_logprobs(plan: SchedulerOutputs, output: SamplerOutput) -> None:
-    by_id = {seq.seq_id: seq for seq in plan.seqs}
-    for seq_id, entries in output.prompt_logprobs:
-        by_id[seq_id].prompt_logprobs += [_logprobs(entry) for entry in entries]

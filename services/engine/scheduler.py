@@ -28,6 +28,7 @@ from services.engine.scheduling import (
     TenantCounters,
     Victim,
     choose_victim,
+    choose_victims,
 )
 from services.engine.sequence import Request, Sequence, SequenceStatus
 from services.engine.waiting_queue import OrderedSequences, WaitingLines
@@ -55,10 +56,9 @@ class Scheduler:
         # Each running sequence gets at least one position a round.
         self._max_running = min(max_num_seqs, max_num_batched_tokens)
         self._budget = max_num_batched_tokens
-        chosen = POLICIES[policy]
-        self._order, self._by_tenant = chosen
+        self._policy = POLICIES[policy]
         self._tenants = TenantCounters()
-        self._waiting = WaitingLines(by_tenant=self._by_tenant)
+        self._waiting = WaitingLines(by_tenant=self._policy.by_tenant)
         self._running = OrderedSequences()
         self._step = 0
 
@@ -83,11 +83,27 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Put a new sequence in the queue."""
-        request = seq.request
-        standing = Standing(request.priority, request.arrival, seq.choice, len(seq.tokens))
-        seq.order = self._order(standing)
-        self._tenants.enter(request.tenant)
+        seq.order = self._rank(seq)
+        self._tenants.enter(seq.request.tenant)
         self._waiting.add(seq)
+
+    def certain_ahead(self, seq: Sequence) -> list[Sequence]:
+        """Whose prompts are computed before that of a new sequence, whatever else arrives.
+
+        Left out: those that it may pass, since they do not fit or wait for a grammar; the long
+        ones, of which a short prompt does not wait; other tenants under a policy of turns.
+        """
+        rank, short = self._rank(seq), seq.remaining <= self._budget
+        return [
+            other
+            for other in self.sequences()
+            if other.order < rank
+            and _wanted(other) > 1
+            and other.blocked_at < 0
+            and not other.request.held
+            and not (short and other.remaining > self._budget)
+            and (not self._policy.by_tenant or other.request.tenant == seq.request.tenant)
+        ]
 
     def finish(self, seq: Sequence, status: SequenceStatus, released: list[Request]) -> None:
         """End a sequence in any state; its blocks go back when no launched round needs them."""
@@ -109,12 +125,19 @@ class Scheduler:
             return builder.freeze(())
         self._step += 1
         plan = builder.freeze(self._cache.take_copies(builder.step))
-        if self._by_tenant:
+        if self._policy.by_tenant:
             for seq, meta in zip(plan.seqs, plan.batch, strict=True):
                 self._tenants.charge(seq.request.tenant, len(meta.token_ids))
         return plan
 
+    def _rank(self, seq: Sequence) -> tuple[int, ...]:
+        request = seq.request
+        standing = Standing(request.priority, request.arrival, seq.choice, len(seq.tokens))
+        return self._policy.order(standing)
+
     def _schedule(self, builder: RoundBuilder) -> None:
+        if self._policy.urgent_preempt:
+            self._make_way(builder)
         chunked = self._schedule_decode(builder)
         self._schedule_prefill(builder, chunked)
 
@@ -142,8 +165,23 @@ class Scheduler:
         candidates = [] if builder.preemptions else self._candidates()
         contenders = [_wanted(seq) for seq in (*chunked, *candidates)]
         share = PrefillShare(contenders, builder.budget)
-        for seq in chunked:
+        later = self._outranked(chunked, candidates)
+        for seq in chunked[: len(chunked) - len(later)]:
             self._take_chunk(seq, share, builder)
+        self._admit(candidates, share, builder)
+        for seq in later:
+            self._take_chunk(seq, share, builder)
+
+    def _outranked(self, chunked: list[Sequence], candidates: list[Sequence]) -> list[Sequence]:
+        """Of the half-computed prompts, those that let one which waits go first."""
+        if not (self._policy.urgent_preempt and candidates):
+            return []
+        priority = candidates[0].request.priority
+        return [seq for seq in chunked if seq.request.priority < priority]
+
+    def _admit(
+        self, candidates: list[Sequence], share: PrefillShare, builder: RoundBuilder
+    ) -> None:
         blocked: list[Sequence] = []
         for seq in candidates:
             if not share.left or self.num_running >= self._max_running:
@@ -183,15 +221,25 @@ class Scheduler:
         self._take_chunk(seq, share, builder)
 
     def _allocate(self, seq: Sequence, step: Step) -> Allocation | None:
-        # Some blocks stay free for those that run, or they would preempt whom we let in.
-        headroom = min(len(self._running), self._blocks.blocks.num_blocks // 32)
+        parent = self._computed_parent(seq)
+        if parent is None:
+            return self._blocks.try_allocate_seq(seq, self._headroom)
+        # Copies come before the forward: what this very round writes cannot be copied.
+        if parent.prompt_step == step:
+            return None
+        return self._blocks.try_fork_seq(seq, parent, self._headroom)
+
+    @property
+    def _headroom(self) -> int:
+        """Blocks that stay free for those that run, or they would preempt whom we let in."""
+        return min(len(self._running), self._blocks.blocks.num_blocks // 32)
+
+    @staticmethod
+    def _computed_parent(seq: Sequence) -> Sequence | None:
+        """The choice whose prompt it can share, if that holds all of it."""
         parent = seq.fork_of
-        if parent is not None and parent.block_table and parent.num_computed >= seq.num_prompt:
-            # Copies come before the forward: what this very round writes cannot be copied.
-            if parent.prompt_step == step:
-                return None
-            return self._blocks.try_fork_seq(seq, parent, headroom)
-        return self._blocks.try_allocate_seq(seq, headroom)
+        computed = parent is not None and parent.block_table
+        return parent if computed and parent.num_computed >= seq.num_prompt else None
 
     def _take_chunk(self, seq: Sequence, share: PrefillShare, builder: RoundBuilder) -> None:
         remaining = seq.remaining
@@ -214,19 +262,34 @@ class Scheduler:
 
     def _victim_for(self, seq: Sequence) -> Sequence | None:
         behind = {other.seq_id: other for other in self._running.after(seq)}
-        chosen = choose_victim(
-            [
-                Victim(
-                    seq_id=other.seq_id,
-                    priority=other.request.priority,
-                    lost_tokens=other.num_computed,
-                    freed_blocks=self._blocks.num_sole(other.block_table),
-                    arrival=other.request.arrival,
-                )
-                for other in behind.values()
-            ]
-        )
+        chosen = choose_victim([self._as_victim(other) for other in behind.values()])
         return None if chosen is None else behind[chosen]
+
+    def _as_victim(self, seq: Sequence) -> Victim:
+        return Victim(
+            seq_id=seq.seq_id,
+            priority=seq.request.priority,
+            lost_tokens=seq.num_computed,
+            freed_blocks=self._blocks.num_sole(seq.block_table),
+            arrival=seq.request.arrival,
+        )
+
+    def _make_way(self, builder: RoundBuilder) -> None:
+        """Preempt for the first in the queue, if it outranks running ones and needs their place.
+
+        Their blocks come back with the rounds in flight, so it is admitted in the round after.
+        """
+        head = next(self._waiting.candidates(self._tenants.counts, _ready, _wanted), None)
+        if head is None:
+            return
+        lower = {s.seq_id: s for s in self._running if s.request.priority < head.request.priority}
+        if not lower:
+            return
+        seats = len(self._running) + 1 - self._max_running
+        parent = self._computed_parent(head)
+        blocks = self._blocks.num_missing(head, parent, self._headroom) - self._cache.num_pending
+        for chosen in choose_victims([self._as_victim(s) for s in lower.values()], seats, blocks):
+            self._preempt(lower[chosen], builder)
 
     def _preempt(self, seq: Sequence, builder: RoundBuilder) -> None:
         """Back to the queue; its blocks go back when no launched round can write to them."""

@@ -47,12 +47,14 @@ class Policy(NamedTuple):
     order: Order
     """Of those that run, and of those that wait in one line."""
     by_tenant: bool = False
-    """Whether each tenant has a line of its own and `TenantShares` says whose turn it is."""
+    """Whether each tenant has a line of its own and `TenantCounters` says whose turn it is."""
+    urgent_preempt: bool = False
+    """Whether one that waits takes seat and blocks from running ones of lower priority."""
 
 
 POLICIES: Mapping[str, Policy] = {
     "fcfs": Policy(fcfs),
-    "priority": Policy(by_priority),
+    "priority": Policy(by_priority, urgent_preempt=True),
     "shortest_prefill": Policy(shortest_prefill),
     "tenant_fair": Policy(fcfs, by_tenant=True),
 }
@@ -137,11 +139,29 @@ def choose_victim(candidates: Sequence[Victim]) -> int | None:
     One that frees no block (all are shared) is no help and never chosen.
     """
     useful = [c for c in candidates if c.freed_blocks > 0]
-    if not useful:
-        return None
-    return min(
-        useful, key=lambda c: (c.priority, c.lost_tokens / c.freed_blocks, -c.arrival, -c.seq_id)
-    ).seq_id
+    return min(useful, key=_worth).seq_id if useful else None
+
+
+def choose_victims(candidates: Sequence[Victim], seats: int, blocks: int) -> list[int]:
+    """Sequences to preempt, in the order of `choose_victim`, for so many seats and blocks.
+
+    None at all if everybody together would not do: nobody is preempted in vain.
+    """
+    chosen: list[Victim] = []
+    freed = 0
+    for candidate in sorted(candidates, key=_worth):
+        if len(chosen) >= seats and freed >= blocks:
+            break
+        if candidate.freed_blocks > 0 or len(chosen) < seats:
+            chosen.append(candidate)
+            freed += candidate.freed_blocks
+    enough = len(chosen) >= seats and freed >= blocks
+    return [victim.seq_id for victim in chosen] if enough else []
+
+
+def _worth(victim: Victim) -> tuple[int, float, int, int]:
+    per_block = victim.lost_tokens / max(victim.freed_blocks, 1)
+    return (victim.priority, per_block, -victim.arrival, -victim.seq_id)
 
 
 class PrefillShare:

@@ -9,9 +9,17 @@ _DRAIN_WINDOW_S = 10.0
 class RoundTimer:
     """Moving averages over rounds; 0 until the first measurement."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], telling_tokens: int = 1) -> None:
+        """Args:
+        clock: seconds.
+        telling_tokens: prompt tokens of a round that shows what the device can do; one with
+            fewer pays mostly for its weights.
+        """
         self._clock = clock
+        self._telling_tokens = telling_tokens
         self.prefill_tokens_per_s = 0.0
+        self.best_prefill_tokens_per_s = 0.0
+        """The highest rate of late: it rises at once and falls slowly."""
         self.decode_round_s = 0.0
         self._admissions: list[float] = []
 
@@ -24,8 +32,13 @@ class RoundTimer:
             return
         # A mixed round pays for its decodes first; what is left went into the prompts.
         own = seconds - (self.decode_round_s if decode_rows else 0.0)
-        if own > 0.1 * seconds:
-            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prefill_tokens / own)
+        if own <= 0.1 * seconds:
+            return
+        rate = prefill_tokens / own
+        self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, rate)
+        if prefill_tokens >= self._telling_tokens:
+            best = self.best_prefill_tokens_per_s
+            self.best_prefill_tokens_per_s = max(rate, _blend(best, rate))
 
     def observe_admission(self) -> None:
         """A request left the queue."""

@@ -9,10 +9,11 @@ import pytest
 from services.engine.config import EngineConfig
 from services.engine.engine_factory import build_engine
 from services.engine.fake_runner import FakeModel, FakeRunner, checksum_of, next_token
-from services.engine.llm_engine import LLMEngine, StepResult
+from services.engine.llm_engine import LLMEngine
 from services.engine.messages import AddRequest
 from services.engine.runner import SamplingRow
 from services.engine.sampling_params import SamplingParams
+from services.engine.step_result import StepResult
 
 MODEL = FakeModel(vocab_size=64, max_model_len=64, eos=0)
 
@@ -33,7 +34,18 @@ class Driver:
     requests: dict[str, AddRequest] = field(default_factory=dict)
     aborted: set = field(default_factory=set)
 
-    def add(self, key: str, prompt, continued=(), salt=b"", priority=0, deadline=None, **params):
+    def add(
+        self,
+        key: str,
+        prompt,
+        continued=(),
+        finished=(),
+        salt=b"",
+        tenant="",
+        priority=0,
+        deadline=None,
+        **params,
+    ):
         params.setdefault("temperature", 0.0)
         params.setdefault("seed", 7)
         message = AddRequest(
@@ -41,7 +53,9 @@ class Driver:
             prompt_token_ids=list(prompt),
             params=SamplingParams(**params),
             continued=[list(c) for c in continued],
+            finished_choices=list(finished),
             salt=salt,
+            tenant=tenant,
             priority=priority,
             deadline_unix_s=deadline,
         )
@@ -94,8 +108,11 @@ class Driver:
     def check(self, key: str) -> None:
         """Every choice that was not aborted has exactly the oracle's tokens and reason."""
         for choice in range(self.requests[key].params.n):
-            tokens, reason = self.expected(key, choice)
             name = (key, choice)
+            if choice in self.requests[key].finished_choices:
+                assert name not in self.tokens, f"{name} had ended at another engine"
+                continue
+            tokens, reason = self.expected(key, choice)
             if name in self.aborted or key in self.failures:
                 assert self.tokens[name] == tokens[: len(self.tokens[name])], name
             else:

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 )
 
 from services.common.errors import FleetError
+from services.engine.timing import RoundTimer
 
 # Families of prompts that share prefixes of every length, block borders included.
 _BASES = [[(7 * i + 11 * family) % 63 + 1 for i in range(48)] for family in range(3)]
@@ -40,6 +41,16 @@ params = st.fixed_dictionaries(
 _SEEN: set[str] = set()
 
 
+class FixedRate(RoundTimer):
+    """Pretends to have measured so many positions a second."""
+
+    def __init__(self, tokens_per_s):
+        super().__init__(lambda: 0.0)
+        self._rate = float(tokens_per_s)
+
+    best_prefill_tokens_per_s = property(lambda self: self._rate, lambda self, _: None)
+
+
 class Histories(RuleBasedStateMachine):
     make_driver = None
 
@@ -47,10 +58,11 @@ class Histories(RuleBasedStateMachine):
         num_blocks=st.sampled_from([5, 9, 14, 40]),
         budget=st.sampled_from([3, 8, 32]),
         seqs=st.sampled_from([2, 5, 16]),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "priority", "shortest_prefill", "tenant_fair"]),
         prefix_cache=st.sampled_from([True, True, False]),
+        measured=st.booleans(),
     )
-    def start(self, num_blocks, budget, seqs, policy, prefix_cache):
+    def start(self, num_blocks, budget, seqs, policy, prefix_cache, measured):
         self.now_s = 1000
         self.count = 0
         self.driver = self.make_driver(
@@ -62,6 +74,8 @@ class Histories(RuleBasedStateMachine):
             max_waiting=6,
             now_ns=lambda: self.now_s * 10**9,
         )
+        if measured:  # a round takes a second here, so no prompt is computed faster than this
+            self.driver.engine._timer = FixedRate(budget)
 
     def refusal(self, prompt, **fields):
         """Status with which the request is refused, or None."""
@@ -71,6 +85,7 @@ class Histories(RuleBasedStateMachine):
             self.driver.add(key, prompt, **fields)
         except FleetError as error:
             _SEEN.add(error.code.name)
+            _SEEN.add(error.reason)
             if error.code.name == "RESOURCE_EXHAUSTED":
                 return error.code.name if error.retry_after_s > 0 else "no retry hint"
             return error.code.name
@@ -79,30 +94,45 @@ class Histories(RuleBasedStateMachine):
     @rule(
         prompt=prompts,
         own=params,
-        priority=st.integers(0, 2),
-        patience=st.none() | st.integers(1, 30),
+        priority=st.integers(-1, 2),
+        tenant=st.sampled_from("ab"),
+        patience=st.none() | st.integers(0, 30),
     )
-    def arrive(self, prompt, own, priority, patience):
+    def arrive(self, prompt, own, priority, tenant, patience):
         deadline = None if patience is None else self.now_s + patience
         fits = len(prompt) <= self.driver.engine.memory.num_positions
-        refusal = self.refusal(prompt, priority=priority, deadline=deadline, **own)
-        assert refusal in ([None, "RESOURCE_EXHAUSTED"] if fits else ["INVALID_ARGUMENT"])
+        refusal = self.refusal(prompt, priority=priority, tenant=tenant, deadline=deadline, **own)
+        late = [] if patience is None else ["DEADLINE_EXCEEDED"]
+        assert refusal in ([None, "RESOURCE_EXHAUSTED", *late] if fits else ["INVALID_ARGUMENT"])
 
     @precondition(lambda self: self.driver.tokens)
     @rule(data=st.data())
     def carry_on(self, data):
-        """Another engine's stream comes here: the same request after some of its tokens."""
-        names = sorted(name for name, tokens in self.driver.tokens.items() if tokens)
-        old, choice = data.draw(st.sampled_from(names))
+        """Another engine's stream comes here: the same request after some tokens of its choices,
+        of which some have ended there."""
+        old, _ = data.draw(st.sampled_from(sorted(n for n, t in self.driver.tokens.items() if t)))
         message = self.driver.requests[old]
-        if message.params.n > 1 or message.continued:
+        if message.continued:
             return
-        tokens = self.driver.tokens[(old, choice)]
-        cut = data.draw(st.integers(1, len(tokens)))
-        names = ("max_tokens", "ignore_eos", "stop_token_ids", "temperature")
-        fields = {name: getattr(message.params, name) for name in names}
-        if not self.refusal(message.prompt_token_ids, continued=[tokens[:cut]], **fields):
-            _SEEN.add("continued")
+        names = [(old, choice) for choice in range(message.params.n)]
+        given = [self.driver.tokens.get(name, []) for name in names]
+        ended = [name in self.driver.reasons and data.draw(st.booleans()) for name in names]
+        cuts = [
+            len(tokens) if end else data.draw(st.integers(0, len(tokens)))
+            for tokens, end in zip(given, ended, strict=True)
+        ]
+        if all(ended) or not any(cuts):
+            return
+        fields = ("max_tokens", "ignore_eos", "stop_token_ids", "temperature", "n")
+        refused = self.refusal(
+            message.prompt_token_ids,
+            continued=[tokens[:cut] for tokens, cut in zip(given, cuts, strict=True)],
+            finished=[choice for choice, end in enumerate(ended) if end],
+            **{name: getattr(message.params, name) for name in fields},
+        )
+        if not refused:
+            _SEEN.add("continued" if len(names) == 1 else "continued choices")
+            _SEEN.update("ended elsewhere" for end in ended if end)
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
@@ -149,7 +179,8 @@ def test_random_histories_keep_every_promise(make_driver):
             suppress_health_check=list(HealthCheck),
         ),
     )
-    happened = {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "continued"}
+    happened = {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "QUEUE_FULL", "DEADLINE_UNREACHABLE"}
+    happened |= {"continued", "continued choices", "ended elsewhere"}
     happened |= {"preempted", "hit", "StoredBlocks", "RemovedBlocks"}
     happened |= {"DEADLINE_EXCEEDED", "EOS", "STOP_TOKEN", "MAX_TOKENS", "CONTEXT_FULL"}
     assert happened <= _SEEN, f"never happened: {happened - _SEEN}"

@@ -45,3 +45,17 @@ def test_the_drain_rate_forgets_what_is_old(timer, now):
     for _ in range(1000):
         timer.observe_admission()
     assert timer.drain_requests_per_s > 0
+
+
+def test_the_best_rate_is_that_of_full_rounds_and_falls_slowly():
+    timer = RoundTimer(lambda: 0.0, telling_tokens=64)
+    timer.observe_round(8, 0, 0.5)
+    assert timer.best_prefill_tokens_per_s == 0.0
+    timer.observe_round(64, 0, 0.064)
+    timer.observe_round(64, 0, 0.640)
+    assert 100 < timer.best_prefill_tokens_per_s < 1000
+    timer.observe_round(128, 0, 0.064)
+    assert timer.best_prefill_tokens_per_s == pytest.approx(2000.0)
+    for _ in range(60):
+        timer.observe_round(64, 0, 0.640)
+    assert timer.best_prefill_tokens_per_s == pytest.approx(100.0, rel=0.01)
