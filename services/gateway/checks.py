@@ -105,16 +105,6 @@ def _check_prompt(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
         if not request.token_ids.ids:
             refuse("token_ids.ids", "must not be empty")
         _check_ids("token_ids.ids", request.token_ids.ids, vocab_size)
-    if kind == "chat":
-        _check_tools(request.chat)
-
-
-def _check_tools(chat: inference_pb2.Chat) -> None:
-    modes = inference_pb2.ToolChoice
-    if chat.tool_choice.mode in (modes.MODE_REQUIRED, modes.MODE_NAMED):
-        refuse("chat.tool_choice", "calling tools is not served; MODE_NONE is")
-    if chat.tools and chat.tool_choice.mode != modes.MODE_NONE:
-        refuse("chat.tools", "calling tools is not served; only tool_choice MODE_NONE is")
 
 
 def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:

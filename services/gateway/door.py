@@ -19,6 +19,8 @@ from inferfleet.v1 import inference_pb2
 from services.common.block_hash import effective_salt
 from services.common.continuation import StreamLedger
 from services.common.errors import InvalidArgumentError
+from services.common.parsing.plan import AnswerPlan, plan_answer
+from services.common.parsing.tools import read_tools
 from services.common.text import render_chat
 from services.gateway.catalog import Catalog, ModelView
 from services.gateway.checks import check_request, refuse
@@ -38,6 +40,8 @@ class Admitted:
     prompt_token_ids: Sequence[int]
     wire: bytes
     """A serialised EngineRequest."""
+    plan: AnswerPlan
+    """How its answer is read."""
 
 
 class Door:
@@ -72,7 +76,7 @@ class Door:
         model = self._catalog.find(request.model, f"{tenant}\0{sticky}", avoid)
         check_request(request, model.vocab_size)
         text = await self._texts.get(model)
-        ids = await self._prompt_ids(request, model, text, context)
+        ids, plan = await self._prompt(request, model, text, context)
         _check_length(request, len(ids), model.max_model_len)
         inner = inference_pb2.GenerateRequest()
         inner.CopyFrom(request)
@@ -81,13 +85,16 @@ class Door:
         inner.token_ids.ids[:] = ids
         if not inner.sampling.HasField("seed"):
             inner.sampling.seed = secrets.randbits(64)
+        if plan.constraint is not None:
+            inner.constraint.CopyFrom(plan.constraint)
         envelope = engine_pb2.EngineRequest(
             request=inner,
             tenant=tenant,
             salt=effective_salt(tenant),
             model_revision=model.pinned,
+            shown_token_ids=plan.shown_ids,
         )
-        return Admitted(model, text, ids, envelope.SerializeToString())
+        return Admitted(model, text, ids, envelope.SerializeToString(), plan)
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest
@@ -118,30 +125,38 @@ class Door:
         )
         return inference_pb2.DetokenizeResponse(text=decoded)
 
-    async def _prompt_ids(
+    async def _prompt(
         self,
         request: inference_pb2.GenerateRequest,
         model: ModelView,
         text: ModelText,
         context: Context,
-    ) -> Sequence[int]:
+    ) -> tuple[Sequence[int], AnswerPlan]:
+        """The prompt's token ids, and for a chat what its answer needs."""
         kind = request.WhichOneof("prompt")
+        plan = AnswerPlan()
         if kind == "token_ids":
-            return request.token_ids.ids
+            return request.token_ids.ids, plan
         rendered = request.text
         if kind == "chat":
+            use = read_tools(request.chat)
             with self._tracer.start_as_current_span("render", context=context):
                 rendered = await self._render(text, request.chat)
+            engine = model.engines[0]
+            profile = text.profile.configured(engine.tool_parser, engine.reasoning_parser)
+            plan = plan_answer(request, use, profile, rendered, text.tokenizer.token_bytes)
+            rendered += plan.opening
         _check_text_length(rendered, text, model.max_model_len, _field_of(request))
         with self._tracer.start_as_current_span("tokenize", context=context) as span:
             ids = await self._encode(text, rendered, add_special_tokens=kind == "text")
             span.set_attribute("inferfleet.prompt_tokens", len(ids))
         if not ids:
             refuse(_field_of(request), "has no tokens")
-        return ids
+        return ids, plan
 
     async def _render(self, text: ModelText, chat: inference_pb2.Chat) -> str:
         size = sum(len(message.content) for message in chat.messages)
+        size += sum(tool.ByteSize() for tool in chat.tools)
         return await self._run(size, lambda: render_chat(text.template, chat))
 
     async def _encode(

@@ -23,6 +23,7 @@ from services.common.errors import (
     CancelledError,
     DeadlineExceededError,
     FleetError,
+    InvalidArgumentError,
     UnavailableError,
 )
 from services.common.interruption import Interruption
@@ -170,6 +171,9 @@ class Exchange:
         """
         ledger = self._ledger = StreamLedger(self._request.sampling.n or 1)
         saw = self._observed.saw
+        reading = self.admitted.plan.reading
+        # After the ledger: what carries a stream on must know the text as engines give it.
+        read = reading.stream().take if reading is not None else _unread
         lost = True
         while lost:
             lost = False
@@ -178,9 +182,9 @@ class Exchange:
                 async with contextlib.aclosing(self._upstream.messages()) as messages:
                     async for raw in messages:
                         out = ledger.accept(raw)
-                        if out is not None:
-                            saw(out)
-                            yield out
+                        for said in read(out) if out is not None else ():
+                            saw(said)
+                            yield said
             except (BalancerLostError, CancelledError) as error:
                 if not self._interruption.told and not isinstance(error, BalancerLostError):
                     raise
@@ -191,8 +195,9 @@ class Exchange:
                     await self._carry_on(ledger, error)
                     lost = True
                 else:
-                    saw(closing)
-                    yield closing
+                    for said in read(closing):
+                        saw(said)
+                        yield said
         if not self._observed.complete:
             raise AbortedError("the stream ended without its summary")
 
@@ -259,9 +264,12 @@ class Exchange:
             (rpc.REQUEST_ID_KEY, self.request_id),
             *telemetry.inject(self._observed.context),
         )
-        self._upstream = await self._rooms.balancers.open(
-            self._admitted.wire, self._metadata, self._deadline_s
-        )
+        try:
+            self._upstream = await self._rooms.balancers.open(
+                self._admitted.wire, self._metadata, self._deadline_s
+            )
+        except InvalidArgumentError as error:
+            raise self._admitted.plan.in_callers_words(error) from error
 
     async def _let_in(self) -> Admitted:
         """All that may refuse a request, the cheapest first."""
@@ -310,6 +318,10 @@ class Exchange:
             self._rooms.quotas.settle(self._grant, record.tokens)
         for sink in self._rooms.usage:
             sink.put(record)
+
+
+def _unread(raw: bytes) -> list[bytes]:
+    return [raw]
 
 
 def new_request_id() -> str:

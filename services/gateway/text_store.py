@@ -12,6 +12,7 @@ import grpc
 
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.common.errors import UnavailableError
+from services.common.parsing.profile import ChatProfile, detect
 from services.common.rpc import Membership
 from services.common.text import ChatTemplate, TextAssets, Tokenizer
 from services.gateway.catalog import ModelView
@@ -28,6 +29,8 @@ class ModelText:
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    profile: ChatProfile
+    """How it writes calls and reasoning, by its template."""
 
 
 class TextStore:
@@ -116,7 +119,9 @@ class TextStore:
 
 
 def _build(assets: TextAssets) -> ModelText:
-    text = ModelText(Tokenizer(assets), ChatTemplate(assets))
+    tokenizer, template = Tokenizer(assets), ChatTemplate(assets)
+    profile = detect(template.source, uses_tools=template.uses_tools, tokenizer=tokenizer)
+    text = ModelText(tokenizer, template, profile)
     if text.template.problem and assets.chat_template:
         log.warning("%s: %s", assets.digest, text.template.problem)
     return text

@@ -136,8 +136,28 @@ BAD = {
     "constraint.choice": {"constraint": {"choice": {"texts": ["a", ""]}}},
     "request_id": {"request_id": "a b"},
     "chat.messages": {"chat": {}, "text": None},
-    "chat.tools": {
-        "chat": {"messages": [{"role": "user"}], "tools": [{"name": "f"}]},
+    "chat.tools[0].name": {
+        "chat": {"messages": [{"role": "user"}], "tools": [{"name": "f g"}]},
+        "text": None,
+    },
+    "chat.tools[1].name": {
+        "chat": {"messages": [{"role": "user"}], "tools": [{"name": "f"}, {"name": "f"}]},
+        "text": None,
+    },
+    "chat.tools[0].parameters": {
+        "chat": {"messages": [{"role": "user"}], "tools": [{"name": "f", "parameters_json": "[]"}]},
+        "text": None,
+    },
+    "chat.tool_choice": {
+        "chat": {"messages": [{"role": "user"}], "tool_choice": {"mode": "MODE_REQUIRED"}},
+        "text": None,
+    },
+    "chat.tool_choice.name": {
+        "chat": {
+            "messages": [{"role": "user"}],
+            "tools": [{"name": "f"}],
+            "tool_choice": {"mode": "MODE_NAMED", "name": "g"},
+        },
         "text": None,
     },
 }

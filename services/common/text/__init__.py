@@ -3,6 +3,7 @@
 assets.py         `TextAssets`: what an engine hands out by digest
 tokenizer.py      `Tokenizer`: text to ids, ids to exact bytes
 chat_template.py  `ChatTemplate`: messages to text, in jinja2's sandbox
+tool_prompt.py    tools and calls as messages, for templates that know none
 """
 
 from services.common.text.assets import TextAssets

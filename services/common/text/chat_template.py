@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from google.protobuf import json_format
@@ -18,7 +19,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inferfleet.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
+from services.common.parsing.tools import plain, schema_of
 from services.common.text.assets import TextAssets
+from services.common.text.tool_prompt import in_messages
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # What a caller's template_args may not replace.
@@ -31,10 +34,16 @@ class ChatTemplate:
     def __init__(self, assets: TextAssets, now: Callable[[], datetime] = datetime.now) -> None:
         self._tokens = dict(assets.special_tokens)
         self._problem = "" if assets.chat_template else "the model has no chat template"
+        self.source = assets.chat_template
+        self.uses_tools = False
+        """Whether the template shows tools; for one that does not, `tool_prompt` does."""
         self._template: jinja2.Template | None = None
         try:
             if assets.chat_template:
-                self._template = _environment(now).from_string(assets.chat_template)
+                environment = _environment(now)
+                self._template = environment.from_string(assets.chat_template)
+                free = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
+                self.uses_tools = "tools" in free
         except jinja2.TemplateError as error:
             self._problem = f"the model's chat template cannot be used: {error}"
 
@@ -69,6 +78,8 @@ class ChatTemplate:
             if name in _RESERVED or name in self._tokens:
                 _refuse("chat.template_args", f"{name} is set by the server")
         add_generation_prompt = extra.pop("add_generation_prompt", add_generation_prompt)
+        if not self.uses_tools:
+            messages, tools = in_messages(messages, tools or ()), None
         try:
             return self._template.render(
                 messages=messages,
@@ -90,8 +101,9 @@ def render_chat(template: ChatTemplate, chat: inference_pb2.Chat) -> str:
     if not chat.messages:
         _refuse("chat.messages", "must not be empty")
     messages = [_message(index, message) for index, message in enumerate(chat.messages)]
-    args = _plain(json_format.MessageToDict(chat.template_args))
-    return template.render(messages, tools=[_tool(tool) for tool in chat.tools], template_args=args)
+    args = plain(json_format.MessageToDict(chat.template_args))
+    tools = [_tool(index, tool) for index, tool in enumerate(chat.tools)]
+    return template.render(messages, tools=tools, template_args=args)
 
 
 def _message(index: int, message: inference_pb2.ChatMessage) -> dict[str, Any]:
@@ -116,20 +128,10 @@ def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _tool(tool: inference_pb2.Tool) -> dict[str, Any]:
+def _tool(index: int, tool: inference_pb2.Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}
-    function["parameters"] = _plain(json_format.MessageToDict(tool.parameters))
+    function["parameters"] = schema_of(index, tool)
     return {"type": "function", "function": function}
-
-
-def _plain(value: Any) -> Any:
-    """A Struct's content with whole numbers as such and keys in order: its map has none, and equal
-    requests must render to equal text, or no prefix would ever be found again."""
-    if isinstance(value, dict):
-        return {key: _plain(value[key]) for key in sorted(value)}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
