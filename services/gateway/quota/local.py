@@ -48,6 +48,7 @@ class LocalCounts:
             tokens: to reserve.
         """
         left: list[Left] = []
+        after: list[Left] = []
         takes: list[tuple[tuple[str, str, str], float]] = []
         refused: tuple[str, int, float] | None = None
         for index, (scope, now_running) in enumerate(zip(scopes, running, strict=True)):
@@ -56,21 +57,24 @@ class LocalCounts:
             if most is not None and now_running >= max(1, math.floor(most * self.share)):
                 refused = refused or ("concurrency", index, 0.0)
             have: dict[str, float | None] = {"requests": None, "tokens": None}
+            then = dict(have)
             for name, limit in _per_minute(limits):
                 share = max(limit * self.share, 1.0)
                 need = 1.0 if name == "requests" else float(min(max(tokens, 1), share))
                 key = (tenant, scope.name, name)
                 level = have[name] = self._level(key, share)
+                then[name] = level - need
                 takes.append((key, level - need))
                 if level < need:
                     wait_s = (need - level) * MINUTE_S / share
                     refused = refused or (f"{name}_per_min", index, wait_s)
             left.append(Left(have["requests"], have["tokens"]))
+            after.append(Left(then["requests"], then["tokens"]))
         if refused is not None:
             return Verdict(*refused, left)
         for key, level in takes:
             self._set(key, level)
-        return Verdict(None, 0, 0.0, left)
+        return Verdict(None, 0, 0.0, after)
 
     def settle(self, tenant: str, scopes: Sequence[Scope], reserved: int, used: int) -> None:
         """Put the real tokens in the place of the reserved ones."""
@@ -84,7 +88,7 @@ class LocalCounts:
 
     def mirror(self, tenant: str, scopes: Sequence[Scope], left: Sequence[Left]) -> None:
         """Take over this gateway's share of what is left of the whole fleet's quotas."""
-        for scope, one in zip(scopes, left, strict=True):
+        for scope, one in zip(scopes, left, strict=False):  # none for a duplicate
             for name, level in (("requests", one.requests), ("tokens", one.tokens)):
                 if level is not None:
                     self._set((tenant, scope.name, name), level * self.share)
