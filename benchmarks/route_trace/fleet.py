@@ -144,8 +144,8 @@ class Fleet:
         return [engine.view() for engine in self.engines.values()]
 
 
-def _has_room(engine: EngineView) -> bool:
-    return engine.occupancy < engine.max_num_seqs + HEADROOM
+def _has_room(engine: EngineView, seats: int) -> bool:
+    return engine.occupancy + seats <= engine.max_num_seqs + HEADROOM
 
 
 def at_rate(trace: Sequence[Request], requests_per_s: float) -> list[Request]:

@@ -5,11 +5,11 @@ Owns the queues and the places granted but not yet dispatched. Whoever gets a `G
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from services.balancer.drain_rate import DrainRate
 from services.balancer.engine_view import Asked, EngineState, EngineView
 from services.balancer.fair_queue import FairQueue, TenantCounters
 from services.common.errors import (
@@ -20,7 +20,10 @@ from services.common.errors import (
 )
 
 _RETRY_S = (0.5, 60.0)
-_RATE_HALF_LIFE_S = 10.0
+
+
+Lane = tuple[str, str]
+"""Model, and revision if the request wants a certain one. Each lane has its own queue."""
 
 
 @dataclass(eq=False)
@@ -28,8 +31,7 @@ class Grant:
     """A right to dispatch one request, and the tenant's account while it runs."""
 
     admission: "Admission"
-    model: str
-    tenant: str
+    asked: Asked
     reserved: bool = True
     left: bool = False
 
@@ -37,63 +39,37 @@ class Grant:
         """The request was dispatched: from here on the engine's own count stands for it."""
         if self.reserved:
             self.reserved = False
-            self.admission.release(self.model)
+            self.admission.release(self.asked)
 
     def charge(self, weighted_tokens: float) -> None:
         """Tokens were served to the tenant."""
-        self.admission.counters.charge(self.tenant, weighted_tokens)
+        self.admission.counters.charge(self.asked.tenant, weighted_tokens)
 
     def leave(self) -> None:
         """The request has ended."""
         if not self.left:
             self.left = True
             self.use()
-            self.admission.left(self)
+            self.admission.left(self.asked)
 
 
 @dataclass(eq=False)
 class _Entry:
     asked: Asked
+    deadline: float | None
     granted: "asyncio.Future[None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
-class DrainRate:
-    """Requests ended per second, with older ones forgotten exponentially."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._weight = 0.0
-        self._at = clock()
-        self._since = self._at
-
-    def ended(self) -> None:
-        """One request has ended."""
-        self._weight = self._decayed() + 1.0
-        self._at = self._clock()
-
-    def per_s(self) -> float:
-        """The rate; 0 before the first end."""
-        age_s = self._clock() - self._since
-        tau_s = _RATE_HALF_LIFE_S / 0.693
-        # A young average has seen less than one time constant.
-        window_s = tau_s * (1.0 - math.exp(-max(age_s, 0.1) / tau_s))
-        return self._decayed() / window_s
-
-    def _decayed(self) -> float:
-        halvings = (self._clock() - self._at) / _RATE_HALF_LIFE_S
-        return self._weight * math.pow(0.5, halvings)
-
-
 class Admission:
-    """Owns the queues of all models.
+    """Owns the queues of all lanes.
 
     Args:
         views: frozen views of a model's engines now.
-        queue_size: places per model.
-        headroom: requests an engine takes beyond max_num_seqs.
-        patience_s: how long to wait while no engine of the model is healthy.
+        queue_size: places per lane.
+        headroom: sequences an engine is given beyond max_num_seqs.
+        patience_s: how long to wait while no engine of the lane is healthy.
     """
 
     def __init__(
@@ -111,20 +87,25 @@ class Admission:
         self._headroom = headroom
         self._patience_s = patience_s
         self._clock = clock
-        self._queues: dict[str, FairQueue[_Entry]] = {}
-        self._reserved: dict[str, int] = {}
-        self._rate = DrainRate(clock)
+        self._queues: dict[Lane, FairQueue[_Entry]] = {}
+        self._reserved: dict[Lane, int] = {}
+        self._rates: dict[str, DrainRate] = {}
 
     def queued(self) -> dict[str, int]:
         """Requests waiting, by model."""
-        return {model: len(queue) for model, queue in list(self._queues.items())}
+        lengths: dict[str, int] = {}
+        for (model, _), queue in list(self._queues.items()):
+            lengths[model] = lengths.get(model, 0) + len(queue)
+        return lengths
 
-    def has_room(self, engine: EngineView) -> bool:
-        """Whether a new request may go to this engine."""
-        return (
-            engine.state is EngineState.SERVING
-            and engine.occupancy < engine.max_num_seqs + self._headroom
-        )
+    def has_room(self, engine: EngineView, seats: int = 1) -> bool:
+        """Whether a new request of so many sequences may go to this engine.
+
+        One that is wider than the engine needs the whole of it.
+        """
+        places = engine.max_num_seqs + self._headroom
+        serving = engine.state is EngineState.SERVING
+        return serving and engine.occupancy + min(seats, places) <= places
 
     async def enter(self, asked: Asked, timeout_s: float | None) -> Grant:
         """Wait for a place.
@@ -147,98 +128,127 @@ class Admission:
             self.counters.leave(asked.tenant)
             self.pump()
             raise
-        return Grant(self, asked.model, asked.tenant)
+        return Grant(self, asked)
 
     def pump(self) -> None:
         """Hand free places to those who wait; call when room may have appeared."""
-        for model, queue in list(self._queues.items()):
+        for lane, queue in list(self._queues.items()):
             if not queue:
-                del self._queues[model]
+                del self._queues[lane]
                 continue
-            free = self._free(model)
-            while free > 0 and (entry := queue.pop()) is not None:
-                self._reserve(model)
-                entry.granted.set_result(None)
-                free -= 1
+            now = self._clock()
+            # The next one waits for as many places as it needs: nobody overtakes it meanwhile.
+            while (entry := queue.peek()) is not None:
+                expired = entry.deadline is not None and now >= entry.deadline
+                if not expired and not self._fits(entry.asked):
+                    break
+                queue.remove(entry)
+                if expired:
+                    entry.granted.set_exception(_expired())
+                else:
+                    self._reserve(entry.asked)
+                    entry.granted.set_result(None)
 
-    def release(self, model: str) -> None:
+    def release(self, asked: Asked) -> None:
         """For `Grant` only."""
-        self._reserved[model] -= 1
-        if not self._reserved[model]:
-            del self._reserved[model]
+        lane = _lane_of(asked)
+        self._reserved[lane] -= asked.num_choices
+        if not self._reserved[lane]:
+            del self._reserved[lane]
 
-    def left(self, grant: Grant) -> None:
+    def left(self, asked: Asked) -> None:
         """For `Grant` only."""
-        self.counters.leave(grant.tenant)
-        self._rate.ended()
+        self.counters.leave(asked.tenant)
+        if asked.model not in self._rates:
+            self._rates[asked.model] = DrainRate(self._clock)
+        self._rates[asked.model].ended()
         self.pump()
 
-    def retry_after_s(self, model: str) -> float:
-        """When a place is likely, from the measured rate at which requests end."""
-        waiting = len(self._queues.get(model, ())) + 1
-        rate = self._rate.per_s()
+    def retry_after_s(self, asked: Asked) -> float:
+        """When a place is likely, from the measured rate at which the model's requests end."""
+        waiting = len(self._queues.get(_lane_of(asked), ())) + 1
+        rate = self._rates[asked.model].per_s() if asked.model in self._rates else 0.0
         guess = waiting / rate if rate > 0 else 1.0
         return min(max(guess, _RETRY_S[0]), _RETRY_S[1])
 
     async def _wait(self, asked: Asked, deadline: float | None) -> None:
-        model = asked.model
-        queue = self._queues.get(model)
-        if not queue and self._free(model) > 0:
-            self._reserve(model)
+        lane = _lane_of(asked)
+        queue = self._queues.get(lane)
+        if not queue and self._fits(asked):
+            self._reserve(asked)
             return
         if queue is None:
-            queue = self._queues[model] = FairQueue(self._queue_size, self.counters)
-        entry = _Entry(asked)
+            queue = self._queues[lane] = FairQueue(self._queue_size, self.counters)
+        entry = _Entry(asked, deadline)
         offer = queue.offer(entry, asked.tenant, asked.priority)
         if offer.displaced is not None:
             offer.displaced.granted.set_exception(self._full(offer.displaced.asked))
         if not offer.accepted:
             raise self._full(asked)
         try:
-            await self._until_granted(entry, deadline)
+            await self._until_granted(entry)
         except BaseException:
             if entry.granted.done() and entry.granted.exception() is None:
-                self.release(model)  # granted in the very moment of giving up
+                self.release(asked)  # granted in the very moment of giving up
             queue.remove(entry)
             raise
 
-    async def _until_granted(self, entry: _Entry, deadline: float | None) -> None:
-        model = entry.asked.model
-        sick_since: float | None = None
+    async def _until_granted(self, entry: _Entry) -> None:
+        deadline, sick_since = entry.deadline, None
         while not entry.granted.done():
             now = self._clock()
             if deadline is not None and now >= deadline:
                 raise _expired()
             waits = [] if deadline is None else [deadline - now]
-            healthy = any(e.state is EngineState.SERVING for e in self._views(model))
+            healthy = any(e.state is EngineState.SERVING for e in self._engines(entry.asked))
             sick_since = None if healthy else (now if sick_since is None else sick_since)
             if sick_since is not None:
                 if now - sick_since >= self._patience_s:
-                    raise no_engine(model, self.retry_after_s(model))
+                    raise no_engine(entry.asked.model, self.retry_after_s(entry.asked))
                 waits.append(self._patience_s - (now - sick_since))
             # Health may change while waiting: look again now and then.
             await asyncio.wait({entry.granted}, timeout=min([*waits, max(self._patience_s, 0.1)]))
         entry.granted.result()
+        if deadline is not None and self._clock() >= deadline:
+            raise _expired()  # granted in time, but looked at too late
 
-    def _free(self, model: str) -> int:
-        limit = self._headroom
-        free = sum(
-            max(engine.max_num_seqs + limit - engine.occupancy, 0)
-            for engine in self._views(model)
-            if engine.state is EngineState.SERVING
+    def _engines(self, asked: Asked) -> list[EngineView]:
+        views = self._views(asked.model)
+        return [engine for engine in views if asked.revision in ("", engine.revision)]
+
+    def _fits(self, asked: Asked) -> bool:
+        """Whether an engine has the places, and the lane has them beside those already promised."""
+        free, widest = 0, 0
+        for engine in self._engines(asked):
+            if self.has_room(engine, asked.num_choices):
+                widest = max(widest, engine.max_num_seqs + self._headroom)
+            if engine.state is EngineState.SERVING:
+                free += max(engine.max_num_seqs + self._headroom - engine.occupancy, 0)
+        return widest > 0 and free - self._promised(asked) >= min(asked.num_choices, widest)
+
+    def _promised(self, asked: Asked) -> int:
+        """Places reserved in all lanes that may use the same engines."""
+        return sum(
+            seats
+            for (model, revision), seats in self._reserved.items()
+            if model == asked.model and (not revision or asked.revision in ("", revision))
         )
-        return free - self._reserved.get(model, 0)
 
-    def _reserve(self, model: str) -> None:
-        self._reserved[model] = self._reserved.get(model, 0) + 1
+    def _reserve(self, asked: Asked) -> None:
+        lane = _lane_of(asked)
+        self._reserved[lane] = self._reserved.get(lane, 0) + asked.num_choices
 
     def _full(self, asked: Asked) -> FleetError:
-        retry_s = self.retry_after_s(asked.model)
+        retry_s = self.retry_after_s(asked)
         return ResourceExhaustedError(
             f"the queue of model {asked.model} is full; try again in {retry_s:.1f} s",
             reason="QUEUE_FULL",
             retry_after_s=retry_s,
         )
+
+
+def _lane_of(asked: Asked) -> Lane:
+    return asked.model, asked.revision
 
 
 def no_engine(model: str, retry_after_s: float) -> UnavailableError:

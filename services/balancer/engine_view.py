@@ -60,9 +60,12 @@ class Asked:
     expected_output: int = 128
     numerics_id: str = ""
     """If set, only engines of these numerics."""
+    revision: str = ""
+    """If set, only engines of this revision."""
     use_cache: bool = True
     greedy: bool = False
     num_choices: int = 1
+    """Sequences that the engine runs for it: it takes as many places."""
 
 
 @dataclass(frozen=True, slots=True)

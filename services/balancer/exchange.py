@@ -204,6 +204,7 @@ class Exchange:
         ticket = member.dispatch(
             uncached_tokens=max(prompt_tokens - choice.candidate.matched_tokens, 1),
             blocks=-(-prompt_tokens // engine.block_size),
+            seats=asked.num_choices,
             on_lost=call.cancel,
         )
         self._grant.use()
@@ -293,7 +294,7 @@ class Exchange:
         return last
 
     def _retry_after_s(self) -> float:
-        return self._rooms.admission.retry_after_s(self._asked.model)
+        return self._rooms.admission.retry_after_s(self._asked)
 
 
 def _failure_of(error: BaseException, attempt: _Attempt) -> Failure:

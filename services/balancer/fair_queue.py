@@ -1,9 +1,10 @@
 """Who is next when all engines are busy: a bounded queue that is fair between tenants.
 
-Order: higher priority first; then the tenant that has been served least, by a virtual counter of
-tokens (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024: charged as tokens are
-produced, since the cost of an answer is unknown at admission); then arrival. Pure: no clock, no
-I/O, no waiting.
+Order between tenants: the one that has been served least, by a virtual counter of tokens (Sheng et
+al., "Fairness in Serving Large Language Models", OSDI 2024: charged as tokens are produced, since
+the cost of an answer is unknown at admission). Within a tenant: higher priority, then arrival.
+Priority counts between tenants too, but only as a bounded head start in tokens: whoever asks for it
+always is ahead by that much once, and then served evenly. Pure: no clock, no I/O, no waiting.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,10 @@ K = TypeVar("K")
 
 PROMPT_TOKEN_WEIGHT = 1.0
 OUTPUT_TOKEN_WEIGHT = 2.0
+PRIORITY_TOKENS = 4096.0
+"""Head start of one level of priority against other tenants, in weighted tokens."""
+MAX_LEVELS = 8
+"""More levels than this, up or down, order a tenant's own requests only."""
 
 
 class TenantCounters:
@@ -83,8 +88,9 @@ class Offer(NamedTuple, Generic[K]):
 class FairQueue(Generic[K]):
     """The requests of one model that wait for a place.
 
-    When it is full, a tenant that holds fewer places than the greediest one of no higher priority
-    takes the newest of that one's, so nobody can shut others out by filling it.
+    When it is full, a tenant displaces the newest of its own of lower priority, or else, if it
+    holds fewer places than the greediest tenant, the newest of that one's least urgent: nobody can
+    shut others out by filling it, at whatever priority.
     """
 
     limit: int
@@ -127,14 +133,26 @@ class FairQueue(Generic[K]):
 
     def pop(self) -> K | None:
         """Take the next one."""
+        first = self._first()
+        if first is None:
+            return None
+        self.remove(first.key)
+        return first.key
+
+    def peek(self) -> K | None:
+        """Who is next."""
+        first = self._first()
+        return None if first is None else first.key
+
+    def _first(self) -> Waiting[K] | None:
         if not self._waiting:
             return None
         served = self.counters.served
         first = min(
-            self._waiting.values(), key=lambda w: (-w.priority, served(w.tenant), w.arrival)
+            self._waiting.values(),
+            key=lambda w: (served(w.tenant) - head_start(w.priority), -w.priority, w.arrival),
         )
-        self.remove(first.key)
-        return first.key
+        return first
 
     def check_integrity(self) -> None:
         """Raise AssertionError if its books do not agree."""
@@ -146,10 +164,14 @@ class FairQueue(Generic[K]):
 
     def _victim(self, tenant: str, priority: int) -> Waiting[K] | None:
         mine = self._by_tenant.get(tenant, 0)
-        entries = self._waiting.values()
-        below = [w for w in entries if w.priority < priority]
+        entries, held = self._waiting.values(), self._by_tenant
+        below = [w for w in entries if w.tenant == tenant and w.priority < priority]
         if below:
             return min(below, key=lambda w: (w.priority, -w.arrival))
-        held = self._by_tenant
-        greedy = [w for w in entries if w.priority == priority and held[w.tenant] > mine + 1]
-        return max(greedy, key=lambda w: (held[w.tenant], w.arrival), default=None)
+        greedy = [w for w in entries if held[w.tenant] > mine + 1]
+        return max(greedy, key=lambda w: (held[w.tenant], -w.priority, w.arrival), default=None)
+
+
+def head_start(priority: int) -> float:
+    """Weighted tokens that a request of this priority is ahead of one of priority 0."""
+    return PRIORITY_TOKENS * max(-MAX_LEVELS, min(priority, MAX_LEVELS))

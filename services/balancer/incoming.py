@@ -55,6 +55,7 @@ def asked_of(request: engine_pb2.EngineRequest) -> Asked:
         session_id=routing.session_id,
         expected_output=max(expected if limit is None else min(expected, limit), 1),
         numerics_id=request.numerics_id,
+        revision=request.model_revision,
         use_cache=not inner.cache.bypass,
         greedy=sampling.HasField("temperature") and sampling.temperature == 0,
         # The engine refuses an n out of range; nobody here may make room for it.

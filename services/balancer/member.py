@@ -35,6 +35,8 @@ class Ticket:
     member: "Member"
     uncached_tokens: int
     blocks: int
+    seats: int
+    """Sequences that it runs there."""
     dispatched_at: float
     on_lost: Callable[[], object] | None = None
     """Called when the engine is given up: cancels the call to it."""
@@ -93,11 +95,12 @@ class Member:
         *,
         uncached_tokens: int,
         blocks: int,
+        seats: int = 1,
         on_lost: Callable[[], object] | None = None,
     ) -> Ticket:
         """Count a request that is sent now."""
         now = self._clock()
-        ticket = Ticket(self, uncached_tokens, blocks, now, on_lost)
+        ticket = Ticket(self, uncached_tokens, blocks, seats, now, on_lost)
         self._tickets.add(ticket)
         self.breaker.began(now)
         return ticket
@@ -166,6 +169,9 @@ class Member:
         info, load = self.info, self.load or engine_pb2.LoadReport()
         credited = [ticket for ticket in self._tickets if ticket.credited]
         reported = load.waiting_requests + load.running_requests - self._ended_since_report
+        # A report counts requests, not their choices; of ours we know how many there are.
+        own_seats = sum(ticket.seats for ticket in self._tickets)
+        extra_seats = own_seats - len(self._tickets)
         return EngineView(
             engine_id=info.engine_id,
             epoch_ms=info.epoch_ms,
@@ -178,7 +184,7 @@ class Member:
             block_size=info.block_size,
             max_num_seqs=info.max_num_seqs,
             in_flight=len(self._tickets),
-            occupancy=max(len(self._tickets), max(reported, 0) + len(credited)),
+            occupancy=max(own_seats, max(reported, 0) + len(credited) + extra_seats),
             queued_uncached=load.uncached_tokens_queued + sum(t.uncached_tokens for t in credited),
             held_blocks=load.held_blocks + sum(t.blocks for t in credited),
             total_blocks=load.total_blocks or info.num_blocks,

@@ -52,14 +52,14 @@ class Router:
 
     Args:
         views: frozen views of a model's engines now.
-        has_room: whether an engine takes one more request; full ones are a last resort.
+        has_room: whether an engine has so many places left; full ones are a last resort.
     """
 
     def __init__(
         self,
         policy: str,
         views: Callable[[str], Sequence[EngineView]],
-        has_room: Callable[[EngineView], bool],
+        has_room: Callable[[EngineView, int], bool],
         *,
         cost: CostModel,
         rng: Random,
@@ -84,9 +84,10 @@ class Router:
             if engine.state is EngineState.SERVING
             and (engine.engine_id, engine.epoch_ms) not in excluded
             and asked.numerics_id in ("", engine.numerics_id)
+            and asked.revision in ("", engine.revision)
             and (origin is None or origin.allows(engine, greedy=asked.greedy))
         ]
-        return [engine for engine in fit if self._has_room(engine)] or fit
+        return [e for e in fit if self._has_room(e, asked.num_choices)] or fit
 
     def choose(
         self, asked: Asked, engines: Sequence[EngineView], matches: Matches

@@ -5,7 +5,8 @@ import dataclasses
 
 import pytest
 
-from services.balancer.admission import Admission, DrainRate
+from services.balancer.admission import Admission
+from services.balancer.drain_rate import DrainRate
 from services.balancer.engine_view import Asked, EngineState, EngineView
 from services.common import errors
 
@@ -45,10 +46,10 @@ class Door:
 async def test_a_free_place_is_had_at_once():
     door = Door()
     grant = await door.enter("a")
-    assert door.admission._free("m") == 0, "reserved until it is dispatched"
+    assert not door.admission._fits(grant.asked), "reserved until it is dispatched"
     grant.use()
     grant.use()
-    assert door.admission._free("m") == 1
+    assert door.admission._fits(grant.asked)
     grant.leave()
     grant.leave()
     door.assert_clean()
@@ -156,3 +157,104 @@ async def test_the_drain_rate_is_measured():
     assert rate.per_s() == pytest.approx(10, rel=0.1)
     now[0] += 100
     assert rate.per_s() < 0.1
+
+
+async def test_a_request_of_n_choices_takes_n_places():
+    door = Door(places=4)
+    wide = dataclasses.replace(Asked("wide", "m", (1, 2)), num_choices=3)
+    grant = await door.admission.enter(wide, None)
+    second = await door.enter("narrow")
+    tasks = await door.queue("late")
+    assert door.admission.queued() == {"m": 1}, "3 + 1 places of 4 are promised"
+    grant.leave()
+    await tasks[0]
+    second.leave()
+    tasks[0].result().leave()
+    door.assert_clean()
+
+
+async def test_nobody_overtakes_a_wide_request_that_waits_for_its_places():
+    door = Door(places=4)
+    door.occupy(2)
+    wide = dataclasses.replace(Asked("wide", "m", (1, 2)), num_choices=3)
+    task = asyncio.create_task(door.admission.enter(wide, None))
+    await asyncio.sleep(0)
+    (narrow,) = await door.queue("narrow")
+    door.admission.pump()
+    await asyncio.sleep(0)
+    assert not task.done() and not narrow.done()
+    door.occupy(0)
+    (await task).leave()
+    (await narrow).leave()
+    door.assert_clean()
+
+
+async def test_a_request_wider_than_any_engine_gets_the_whole_of_one():
+    door = Door(places=2)
+    wide = dataclasses.replace(Asked("wide", "m", (1, 2)), num_choices=16)
+    (await door.admission.enter(wide, None)).leave()
+    door.occupy(1)
+    task = asyncio.create_task(door.admission.enter(wide, None))
+    await asyncio.sleep(0)
+    assert not task.done()
+    door.occupy(0)
+    (await task).leave()
+    door.assert_clean()
+
+
+async def test_expired_work_is_not_granted_though_nobody_looked_yet():
+    now = [0.0]
+    door = Door(clock=lambda: now[0])
+    door.occupy(1)
+    late = asyncio.create_task(door.enter("late", timeout_s=5.0))
+    await asyncio.sleep(0)
+    (next_one,) = await door.queue("next")
+    now[0] = 6.0
+    door.occupy(0)  # both the place and the end of the deadline are there
+    (await next_one).leave()
+    with pytest.raises(errors.DeadlineExceededError):
+        await late
+    assert door.order == ["next"]
+    door.assert_clean()
+
+
+async def test_lanes_of_two_revisions_share_nothing_but_engines_of_both():
+    engines = [
+        EngineView("a", 1, "m", EngineState.SERVING, revision="r1", max_num_seqs=1),
+        EngineView("b", 1, "m", EngineState.SERVING, revision="r2", max_num_seqs=1),
+    ]
+    door = Admission(lambda model: engines, queue_size=4, headroom=0, patience_s=0.2)
+    old = Asked("old", "m", (1, 2), revision="r1")
+    first = await door.enter(old, None)
+    waiting = asyncio.create_task(door.enter(old, None))
+    await asyncio.sleep(0)
+    assert not waiting.done(), "the place of r2 is none for r1"
+    other = await door.enter(dataclasses.replace(old, revision="r2"), None)
+    anywhere = asyncio.create_task(door.enter(dataclasses.replace(old, revision=""), None))
+    await asyncio.sleep(0)
+    assert not anywhere.done(), "both are promised"
+    other.leave()
+    (await anywhere).leave()
+    first.leave()
+    (await waiting).leave()
+    assert not door._reserved and not door.counters.active
+
+
+async def test_a_revision_without_engines_is_told_as_such():
+    door = Door(patience_s=0.05)
+    asked = dataclasses.replace(Asked("a", "m", (1, 2)), revision="r9")
+    with pytest.raises(errors.UnavailableError) as caught:
+        await door.admission.enter(asked, None)
+    assert caught.value.reason == "NO_ENGINE"
+    door.assert_clean()
+
+
+async def test_the_hint_is_of_the_model_that_is_full():
+    now = [0.0]
+    door = Door(queue_size=0, clock=lambda: now[0])
+    for _ in range(20):
+        now[0] += 0.1
+        (await door.enter("x")).leave()
+    other = Asked("y", "other", (1,))
+    assert door.admission.retry_after_s(Asked("x", "m", (1,))) == 0.5, "10 a second end"
+    assert door.admission.retry_after_s(other) == 1.0, "nothing is known of it"

@@ -4,7 +4,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.balancer.fair_queue import FairQueue, TenantCounters
+from services.balancer.fair_queue import (
+    MAX_LEVELS,
+    PRIORITY_TOKENS,
+    FairQueue,
+    TenantCounters,
+    head_start,
+)
 
 
 def queue(limit=10):
@@ -84,12 +90,39 @@ def test_a_flood_cannot_shut_others_out():
     assert q.offer(("calm", 2), "calm", 0) == (False, None), "level now"
 
 
-def test_higher_priority_displaces_the_newest_of_the_lowest():
+def test_higher_priority_displaces_the_newest_of_the_lowest_of_its_tenant():
     q = queue(2)
     q.offer("a", "t", 0)
     q.offer("b", "t", 0)
     assert q.offer("c", "t", 1) == (True, "b")
-    assert q.offer("d", "u", -1) == (False, None)
+    assert q.offer("d", "t", 0) == (False, None)
+    assert q.offer("e", "u", -1) == (True, "a"), "its first place, of a tenant that has two"
+    assert q.offer("f", "u", 9) == (True, "e")
+    assert q.offer("g", "u", 9) == (False, None), "level now, whatever the priority"
+
+
+def test_priority_is_a_bounded_head_start_between_tenants():
+    q, served = queue(400), []
+    for tenant in ("pushy", "plain"):
+        q.counters.enter(tenant)
+        for i in range(100):
+            q.offer((tenant, i), tenant, 10**6 if tenant == "pushy" else 0)
+    cost = PRIORITY_TOKENS * MAX_LEVELS / 10
+    for _ in range(40):
+        tenant, _i = q.pop()
+        served.append(tenant)
+        q.counters.charge(tenant, cost)
+    assert served[:10] == ["pushy"] * 10, "it goes first"
+    assert served[10:].count("plain") == 15, "and is then served evenly, for all its priority"
+
+
+def test_urgent_requests_of_one_tenant_do_not_keep_others_out_of_the_queue():
+    q = queue(4)
+    for i in range(4):
+        q.offer(("pushy", i), "pushy", 100)
+    assert q.offer(("plain", 0), "plain", 0) == (True, ("pushy", 3))
+    assert q.offer(("plain", 1), "plain", 0) == (True, ("pushy", 2))
+    assert q.offer(("pushy", 9), "pushy", 100) == (False, None)
 
 
 def test_a_queue_of_no_places_takes_nobody():
@@ -112,7 +145,10 @@ class Histories(RuleBasedStateMachine):
         self.q.counters.enter(tenant)
         offer = self.q.offer(key, tenant, priority)
         if offer.displaced is not None:
-            assert self.waiting[offer.displaced][1] <= priority
+            owner, level = self.waiting[offer.displaced]
+            held = [t for t, _ in self.waiting.values()]
+            own = owner == tenant and level < priority
+            assert own or held.count(owner) > held.count(tenant) + 1
             self.q.counters.leave(self.waiting.pop(offer.displaced)[0])
         if offer.accepted:
             self.waiting[key] = (tenant, priority)
@@ -134,10 +170,10 @@ class Histories(RuleBasedStateMachine):
         assert (key is None) == (not self.waiting)
         if key is not None:
             tenant, priority = self.waiting.pop(key)
-            assert all(priority >= other for _, other in self.waiting.values())
-            level = self.q.counters.served(tenant)
-            rivals = [t for t, p in self.waiting.values() if p == priority]
-            assert all(level <= self.q.counters.served(rival) for rival in rivals)
+            assert all(priority >= p for t, p in self.waiting.values() if t == tenant)
+            level = self.q.counters.served(tenant) - head_start(priority)
+            for rival, other in self.waiting.values():
+                assert level <= self.q.counters.served(rival) - head_start(other)
             self.running.append(tenant)
 
     @precondition(lambda self: self.running)

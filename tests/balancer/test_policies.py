@@ -177,7 +177,7 @@ def route(views, *, matches=None, policy="least_time", **asked):
     router = Router(
         policy,
         lambda model: views,
-        lambda engine: engine.occupancy < 10,
+        lambda engine, seats: engine.occupancy + seats <= 10,
         cost=CostModel(),
         rng=Random(0),
     )
@@ -212,6 +212,7 @@ def test_full_engines_are_a_last_resort():
     views = [view("full", occupancy=10), view("free", occupancy=9, queued_uncached=10**9)]
     assert route(views) == "free"
     assert route(views[:1]) == "full"
+    assert route([views[1], view("B", occupancy=8)], num_choices=2) == "B"
 
 
 def test_a_match_of_an_earlier_life_does_not_count():
@@ -247,3 +248,10 @@ def test_demanded_numerics_are_kept():
     views = [view("A", numerics_id="x"), view("B", numerics_id="y", queued_uncached=10**6)]
     assert route(views, numerics_id="y") == "B"
     assert route(views, numerics_id="z") is None
+
+
+def test_a_wanted_revision_is_kept():
+    views = [view("A", revision="r1"), view("B", revision="r2", queued_uncached=10**6)]
+    assert route(views, revision="r2") == "B"
+    assert route(views, revision="r3") is None
+    assert route(views) == "A"

@@ -1,0 +1,33 @@
+"""How fast requests end: what a refused client is told to wait comes from here."""
+
+import math
+from collections.abc import Callable
+
+_RATE_HALF_LIFE_S = 10.0
+
+
+class DrainRate:
+    """Requests ended per second, with older ones forgotten exponentially."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._weight = 0.0
+        self._at = clock()
+        self._since = self._at
+
+    def ended(self) -> None:
+        """One request has ended."""
+        self._weight = self._decayed() + 1.0
+        self._at = self._clock()
+
+    def per_s(self) -> float:
+        """The rate; 0 before the first end."""
+        age_s = self._clock() - self._since
+        tau_s = _RATE_HALF_LIFE_S / 0.693
+        # A young average has seen less than one time constant.
+        window_s = tau_s * (1.0 - math.exp(-max(age_s, 0.1) / tau_s))
+        return self._decayed() / window_s
+
+    def _decayed(self) -> float:
+        halvings = (self._clock() - self._at) / _RATE_HALF_LIFE_S
+        return self._weight * math.pow(0.5, halvings)
