@@ -47,11 +47,15 @@ class Format(Protocol):
     ) -> dict[str, Any]: ...
 
 
-def finish_of(event: inference_pb2.Finished) -> dict[str, Any]:
-    """finish_reason, and what matched if something did."""
+def finish_of(event: inference_pb2.Finished, whole: str = "stop") -> dict[str, Any]:
+    """finish_reason, and what matched if something did.
+
+    Args:
+        whole: the reason of an answer that was not cut.
+    """
     matched = event.WhichOneof("matched")
     return {
-        "finish_reason": _FINISH.get(reason_name(event.reason), "stop"),
+        "finish_reason": _FINISH.get(reason_name(event.reason), whole),
         "stop_reason": getattr(event, matched) if matched else None,
     }
 

@@ -23,21 +23,30 @@ from services.gateway.openai.endpoint import (
     json_response,
 )
 
-# Endpoints that clients of OpenAI try; named, so that the answer is not just "not found".
+# First part of the paths that clients of OpenAI try; named, so that the answer is not just "not
+# found".
 UNSERVED = (
     "embeddings",
     "responses",
+    "conversations",
     "moderations",
-    "images/generations",
-    "audio/speech",
-    "audio/transcriptions",
-    "audio/translations",
+    "images",
+    "videos",
+    "audio",
+    "realtime",
     "files",
+    "uploads",
     "batches",
-    "fine_tuning/jobs",
+    "fine_tuning",
     "assistants",
     "threads",
+    "vector_stores",
+    "containers",
+    "evals",
+    "rerank",
+    "score",
 )
+_ALL_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 def make_app(rooms: Rooms, access: Access, catalog: Catalog) -> Starlette:
@@ -61,7 +70,11 @@ def make_app(rooms: Rooms, access: Access, catalog: Catalog) -> Starlette:
         Route("/v1/models", models.listing, methods=["GET"]),
         Route("/v1/models/{name:path}", models.single, methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
-        *(Route(f"/v1/{path}", _unserved, methods=["GET", "POST"]) for path in UNSERVED),
+        *(
+            Route(f"/v1/{name}{rest}", _unserved, methods=_ALL_METHODS)
+            for name in UNSERVED
+            for rest in ("", "/{rest:path}")
+        ),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_error, FleetError: _fleet_error}
     return Starlette(routes=routes, exception_handlers=handlers)

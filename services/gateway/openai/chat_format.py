@@ -18,6 +18,7 @@ class ChatFormat:
         self._plan = plan
         self._header = header
         self._hidden = hidden
+        self._calling: set[int] = set()
 
     def started(self, prompt: int, event: inference_pb2.Started) -> dict[str, Any] | None:
         del prompt, event
@@ -32,6 +33,9 @@ class ChatFormat:
             content["content"] = event.text
         elif event.reasoning:
             content["reasoning_content"] = event.reasoning
+        elif event.WhichOneof("content") == "tool_call":
+            self._calling.add(event.choice)
+            content["tool_calls"] = [_call_delta(event.tool_call)]
         tokens = shown(event.logprobs, self._hidden)
         if not content and not tokens:
             return None
@@ -42,7 +46,8 @@ class ChatFormat:
 
     def finished(self, prompt: int, event: inference_pb2.Finished) -> dict[str, Any]:
         del prompt
-        return self._chunk([{**self._choice(event.choice, {}), **finish_of(event)}])
+        whole = self._whole_reason(event.choice in self._calling)
+        return self._chunk([{**self._choice(event.choice, {}), **finish_of(event, whole)}])
 
     def last(self, usage: dict[str, Any]) -> dict[str, Any]:
         return {**self._header.frame(CHUNK, []), "usage": usage}
@@ -56,9 +61,11 @@ class ChatFormat:
     def _whole_choice(self, choice: inference_pb2.Choice) -> dict[str, Any]:
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": choice.text,
+            "content": choice.text or (None if choice.tool_calls else ""),
             "refusal": None,
         }
+        if choice.tool_calls:
+            message["tool_calls"] = [_call(call) for call in choice.tool_calls]
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
         logprobs = None
@@ -69,8 +76,14 @@ class ChatFormat:
             "index": choice.index,
             "message": message,
             "logprobs": logprobs,
-            **finish_of(choice.finished),
+            **finish_of(choice.finished, self._whole_reason(bool(choice.tool_calls))),
         }
+
+    def _whole_reason(self, calling: bool) -> str:
+        """As OpenAI's own: a call that the caller named itself ends with stop."""
+        named = inference_pb2.ToolChoice.MODE_NAMED
+        asked = self._plan.requests[0].chat.tool_choice.mode
+        return "tool_calls" if calling and asked != named else "stop"
 
     def _choice(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -80,3 +93,15 @@ class ChatFormat:
         if self._plan.include_usage:
             chunk["usage"] = None
         return chunk
+
+
+def _call(call: inference_pb2.ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_delta(call: inference_pb2.ToolCall) -> dict[str, Any]:
+    """Id, type and name with the first piece of a call only."""
+    if call.id:
+        return {"index": call.index, **_call(call)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}

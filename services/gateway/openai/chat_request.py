@@ -14,8 +14,10 @@ from services.gateway.openai.shared_fields import (
     read_stop,
     read_stream,
 )
+from services.gateway.openai.tool_fields import read_tools
 
 MAX_MESSAGES = 4096
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def read_chat(body: Any) -> Plan:
@@ -32,7 +34,8 @@ def read_chat(body: Any) -> Plan:
     for index, message in enumerate(messages):
         _read_message(Fields(message, f"messages[{index}]"), request.chat.messages.add())
     _read_template(fields, request.chat)
-    _read_tools(fields)
+    read_tools(fields, request.chat)
+    _read_effort(fields, request.chat)
     read_sampling(fields, request)
     read_stop(fields, request)
     read_routing(fields, request)
@@ -108,18 +111,17 @@ def _read_template(fields: Fields, chat: inference_pb2.Chat) -> None:
         chat.template_args["add_generation_prompt"] = prompt
 
 
-def _read_tools(fields: Fields) -> None:
-    """Calling tools is not served: only a client that forbids it itself may list some."""
-    tools = fields.items("tools", 128)
-    choice = fields.take("tool_choice")
-    if choice not in (None, "none", "auto"):
-        refuse("tool_choice", "calling tools is not served; none is", reason="UNSUPPORTED_FIELD")
-    if tools and choice != "none":
-        refuse(
-            "tools",
-            "calling tools is not served; only tool_choice none is",
-            reason="UNSUPPORTED_FIELD",
-        )
+def _read_effort(fields: Fields, chat: inference_pb2.Chat) -> None:
+    """Variables of the template: what they do is the model's affair."""
+    effort = fields.text("reasoning_effort")
+    if effort is None:
+        return
+    if effort not in EFFORTS:
+        refuse("reasoning_effort", f"must be one of {', '.join(EFFORTS)}, got {kind_of(effort)}")
+    if "reasoning_effort" not in chat.template_args:
+        chat.template_args["reasoning_effort"] = effort
+    if effort == "none" and "enable_thinking" not in chat.template_args:
+        chat.template_args["enable_thinking"] = False
 
 
 def _read_max_tokens(fields: Fields, request: inference_pb2.GenerateRequest) -> None:

@@ -29,7 +29,9 @@ _RENAMED = {
     "stop.include_stop_in_output": "include_stop_str_in_output",
     "response.prompt_logprobs": "logprobs",
     "request_id": "X-Request-Id",
+    "chat.tool_choice.name": "tool_choice.function.name",
 }
+_TOOL = re.compile(r"chat\.(tools\[\d+\])\.(name|parameters)")
 _STOP_STRING = re.compile(r"stop\.stop_strings(\[\d+\])")
 _PREFIXES = ("sampling.", "stop.", "response.", "chat.", "routing.", "cache.")
 
@@ -45,6 +47,9 @@ def param_of(field: str) -> str:
     found = _STOP_STRING.fullmatch(field)
     if found:
         return f"stop{found[1]}"
+    found = _TOOL.fullmatch(field)
+    if found:
+        return f"{found[1]}.function.{found[2]}"
     if field.startswith("constraint"):
         return "response_format"
     for prefix in _PREFIXES:

@@ -17,7 +17,6 @@ HARMLESS = (
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "parallel_tool_calls",
 )
 MAX_INT = 2**31 - 1
 MAX_IDS = 100_000
