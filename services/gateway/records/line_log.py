@@ -93,7 +93,8 @@ class LineLog:
             ended = None in batch
             records = [record for record in batch if record is not None]
             try:
-                self._write(records)
+                if records:
+                    self._write(records)
             except OSError as error:
                 self._lose(len(records), str(error))
         if self._file is not None:
