@@ -64,7 +64,11 @@ def run_core(
         ConfigError: the configuration cannot be used.
     """
     engine = build_engine(
-        config, runner, on_forward_end=lambda _: link.wake(), on_grammar=link.wake
+        config,
+        runner,
+        on_forward_end=lambda _: link.wake(),
+        on_grammar=link.wake,
+        preload_grammars=True,
     )
     try:
         _log_memory(engine, config)

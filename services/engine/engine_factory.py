@@ -17,15 +17,21 @@ from services.engine.llm_engine import LLMEngine
 from services.engine.loader import load_text_assets
 from services.engine.request_checks import Limits
 from services.engine.runner import Runner, RunnerInfo
+from services.engine.so_matcher import Preload
 from services.engine.structured_output import SOMatcherBuilder
 from services.engine.worker import Worker
 
 
-def make_runner(config: EngineConfig) -> Runner:
-    """The runner that the configuration asks for; torch is loaded for a real model only."""
+def make_runner(config: EngineConfig, beside: Callable[[], None] = lambda: None) -> Runner:
+    """The runner that the configuration asks for; torch is loaded for a real model only.
+
+    Args:
+        beside: called between the loading of torch and that of the weights.
+    """
     if config.simulate:
         return FakeRunner(config.block_size, FakeModel.parse(config.simulate))
     module = importlib.import_module("services.engine.model_runner")
+    beside()
     return cast("Runner", module.ModelRunner(config))
 
 
@@ -34,6 +40,7 @@ def build_engine(
     runner: Callable[[], Runner] | None = None,
     on_forward_end: Callable[[object], None] | None = None,
     on_grammar: Callable[[], None] | None = None,
+    preload_grammars: bool = False,
 ) -> LLMEngine:
     """Load the model, measure memory and make the blocks.
 
@@ -42,11 +49,16 @@ def build_engine(
         on_forward_end: called on the worker's thread once a forward is done (its argument is of
             no use).
         on_grammar: called on the grammar thread once a grammar is built.
+        preload_grammars: load, beside a model's weights, what its first constraint would load
+            beside running streams, which would feel it.
 
     Raises:
         ConfigError: a key that cannot be used, by its name.
     """
-    worker = Worker(runner or (lambda: make_runner(config)), on_forward_end)
+    preload = Preload()
+    beside = preload.start if preload_grammars else lambda: None
+    worker = Worker(runner or (lambda: make_runner(config, beside)), on_forward_end)
+    preload.join()
     try:
         info = worker.describe()
         free = 0

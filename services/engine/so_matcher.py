@@ -1,8 +1,11 @@
 """`SOMatcher`: one sequence's place in its grammar, and the ids that may follow.
 
-xgrammar is loaded with the first grammar, on the thread that brings it.
+xgrammar is loaded by `Preload`, else with the first grammar on the thread that brings it.
 """
 
+import importlib
+import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.grammar.wire import Ready, Setup
+
+log = logging.getLogger(__name__)
 
 SLOW_TOKEN_S = 0.05
 """Time on this thread that one token may take; an ambiguous grammar takes ever more."""
@@ -30,6 +35,32 @@ class Grammar:
     def matcher(self) -> "SOMatcher":
         """A place at its start."""
         return SOMatcher(self)
+
+
+class Preload:
+    """Loads xgrammar on a thread of its own; a second of the interpreter's lock that nobody feels
+    while nobody is served."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._load, name="grammar-preload", daemon=True)
+            self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the end, if it was begun."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @staticmethod
+    def _load() -> None:
+        try:
+            importlib.import_module("xgrammar")
+        except (ImportError, OSError) as error:  # constraints say so when there is one
+            log.warning("constraints cannot be served: %s", error)
 
 
 class GrammarLoader:

@@ -109,9 +109,6 @@ class _TagCheck:
 
 
 def _check_together(node: dict[str, Any], kind: str, path: str) -> None:
-    if kind == "any_text" and node.get("excludes") and node.get("max_chars") is not None:
-        # The compiler counts bytes there.
-        raise SchemaRefusedError(f"{path}/max_chars", "cannot be enforced beside excludes")
     if kind == "repeat" and node["min"] > node["max"]:
         raise SchemaRefusedError(f"{path}/max", "is below min")
     if kind in ("triggered_tags", "tags_with_separator"):
@@ -227,7 +224,7 @@ _FORMATS: Mapping[str, Mapping[str, _Member]] = {
     "any_text": {
         "excludes": _Member(_excluded, needed=False),
         "max_tokens": _Member(_count_or_null(_MAX_INT), needed=False),
-        "max_chars": _Member(_count_or_null(_MAX_INT), needed=False),
+        "max_chars": _Member(_only(None), needed=False),
     },
     "json_schema": {
         "json_schema": _Member(_Walk.schema),

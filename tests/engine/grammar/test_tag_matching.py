@@ -89,7 +89,6 @@ def tag_of(form) -> Constraint:
             ["", "ééé"],
         ),
         ({"type": "any_text", "excludes": ["no"]}, ["", "né"], ["no", "ano"]),
-        ({"type": "any_text", "max_chars": 2}, ["", "né"], ["abc"]),
         (
             TAG_JSON,
             ["{" + " " * 8 + '"a": 1}'],
