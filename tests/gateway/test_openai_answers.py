@@ -105,21 +105,6 @@ class TestChat:
         assert (asked.stop.ignore_eos, asked.stop.min_tokens) == (True, 2)
         assert json.loads(asked.constraint.json_schema) == {"type": "object"}
 
-    async def test_tools_are_taken_only_where_they_cannot_be_called(self, http, engine):
-        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-        path = "/v1/chat/completions"
-        for extra, param in (
-            ({"tools": [tool]}, "tools"),
-            ({"tools": [tool], "tool_choice": "required"}, "tool_choice"),
-            ({"tool_choice": "required"}, "tool_choice"),
-            ({"tools": [tool], "tool_choice": {"type": "function"}}, "tool_choice"),
-        ):
-            response = await post(http, path, messages=HI, **extra)
-            assert response.status_code == 400
-            assert response.json()["error"]["param"] == param
-        response = await post(http, path, messages=HI, tools=[tool], tool_choice="none")
-        assert response.status_code == 200
-
 
 class TestCompletions:
     async def test_whole_and_streamed(self, client, engine):
