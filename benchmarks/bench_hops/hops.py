@@ -89,26 +89,15 @@ def peer(name: str, command: list[str], port: int) -> Iterator[Hop]:
 def peer_commands(folder: Path, worker: str) -> dict[str, tuple[list[str], int]]:
     """How the routers in an environment of their own are started, and where they will listen."""
     python, found = folder / "bin" / "python", {}
-    for name, module in (
-        ("sglang-router", "sglang_router.launch_router"),
-        ("smg", "smg.launch_router"),
-    ):
-        if next(folder.glob(f"lib/python3*/site-packages/{module.partition('.')[0]}"), None):
-            port = free_port()
-            found[name] = (
-                [
-                    *(
-                        str(python),
-                        "-m",
-                        f"{package}.launch_router",
-                        "--worker-urls",
-                        f"http://{worker}",
-                    ),
-                    *("--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"),
-                    *("--prometheus-port", str(free_port()), "--log-level", "warn"),
-                ],
-                port,
-            )
+    for name, package in (("sglang-router", "sglang_router"), ("smg", "smg")):
+        if not next(folder.glob(f"lib/python3*/site-packages/{package}"), None):
+            continue
+        port = free_port()
+        flags = {"worker-urls": f"http://{worker}", "host": "127.0.0.1", "port": str(port)}
+        flags |= {"policy": "round_robin", "prometheus-port": str(free_port()), "log-level": "warn"}
+        command = [str(python), "-m", f"{package}.launch_router"]
+        command += [part for key, value in flags.items() for part in (f"--{key}", value)]
+        found[name] = (command, port)
     return found
 
 

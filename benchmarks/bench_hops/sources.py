@@ -51,6 +51,7 @@ class StreamingEngine(engine_pb2_grpc.EngineServicer):
             max_num_seqs=4096,
             max_model_len=1_000_000,
             vocab_size=300,
+            tokenizer_digest=byte_assets().digest,
         )
 
     async def GetInfo(self, request, context):

@@ -37,7 +37,14 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),
 ]
+# A stream is let ahead of its reader by this much and no more: whoever produces it joins what comes
+# meanwhile, so a hop that is behind gets fewer, longer messages. A longer message still passes.
+STREAM_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.http2.lookahead_bytes", 1024),
+    ("grpc.http2.bdp_probe", 0),
+]
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *STREAM_OPTIONS,
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
