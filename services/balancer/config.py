@@ -4,12 +4,20 @@ import re
 import socket
 from dataclasses import dataclass
 
-from services.balancer.policies import POLICIES
+from services.balancer.policies import POLICIES, PolicyError, find_policy
 from services.common.config import setting
 from services.common.etcd_config import EtcdKeys, endpoints_setting
 from services.common.service_config import ServiceConfig
 
 CARRY_ON = ("never", "exact", "equal", "any")
+
+
+def _policy(name: str) -> str | None:
+    try:
+        find_policy(name)
+    except PolicyError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,12 @@ class BalancerConfig(EtcdKeys, ServiceConfig):
     admin_port: int = setting(
         0, "port of the operators' Fleet service; 0 takes a free one", low=0, high=65535
     )
-    policy: str = setting("least_time", "how an engine is chosen", choices=tuple(POLICIES))
+    policy: str = setting(
+        "least_time",
+        f"how an engine is chosen: {', '.join(POLICIES)}, the name of an entry point in "
+        "inferfleet.policies, or module:function",
+        check=_policy,
+    )
     match_timeout_s: float = setting(
         0.05, "how long the prefix index may take to answer", unit="seconds", low=0.001, high=10
     )

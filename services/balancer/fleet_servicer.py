@@ -1,5 +1,6 @@
 """admin.v1.Fleet: what operators see of the fleet and may do to it."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import grpc
 from inferfleet.admin.v1 import fleet_pb2, fleet_pb2_grpc
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.balancer.decision_ledger import DecisionLedger
+from services.balancer.member import Member
 from services.balancer.registry import EngineRegistry
 from services.common import errors
 
@@ -62,10 +64,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.DrainEngineRequest, context: Any
     ) -> fleet_pb2.DrainEngineResponse:
         """Take the engine out of routing at once, then ask it to finish its streams."""
-        if not 0 <= request.grace_s <= MAX_GRACE_S:
-            raise errors.InvalidArgumentError.for_field(
-                "grace_s", f"must be between 0 and {MAX_GRACE_S:g} seconds"
-            )
+        _check_grace(request.grace_s)
         member = self._registry.member(request.engine_id)
         if member is None:
             raise errors.NotFoundError(
@@ -73,13 +72,8 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
             )
         member.ordered_to_drain = True
         self._changed()
-        stub: Any = engine_pb2_grpc.EngineStub(member.channel)
         try:
-            result = await stub.Drain(
-                engine_pb2.DrainRequest(grace_s=request.grace_s),
-                timeout=request.grace_s + _DRAIN_SLACK_S,
-                metadata=self._metadata,
-            )
+            result = await self._drain(member, request.grace_s)
         except grpc.RpcError as error:
             # It gets no new work in any case; a second Drain may be tried.
             raise errors.UnavailableError(
@@ -88,6 +82,51 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
                 reason="DRAIN_FAILED",
             ) from error
         return fleet_pb2.DrainEngineResponse(result=result)
+
+    async def DrainRevision(
+        self, request: fleet_pb2.DrainRevisionRequest, context: Any
+    ) -> fleet_pb2.DrainRevisionResponse:
+        """Take all engines of a revision out of routing at once, then ask each to finish.
+
+        Requests that waited here for the revision are told UNAVAILABLE within the patience, and the
+        gateway takes them to another one of their alias.
+        """
+        _check_grace(request.grace_s)
+        members = [
+            member
+            for member in self._registry.members(request.model)
+            if member.info.model_revision == request.model_revision
+        ]
+        if not members:
+            raise errors.NotFoundError(
+                f"model_revision: no engine of {request.model[:128]!r} has revision "
+                f"{request.model_revision[:128]!r}",
+                reason="REVISION_NOT_FOUND",
+            )
+        for member in members:
+            member.ordered_to_drain = True
+        self._changed()
+        grace_s = request.grace_s
+        return fleet_pb2.DrainRevisionResponse(
+            engines=await asyncio.gather(*(self._drained(member, grace_s) for member in members))
+        )
+
+    async def _drained(self, member: Member, grace_s: float) -> fleet_pb2.DrainedEngine:
+        name = member.info.engine_id
+        try:
+            result = await self._drain(member, grace_s)
+        except grpc.RpcError as error:
+            return fleet_pb2.DrainedEngine(engine_id=name, problem=errors.error_of(error).message)
+        return fleet_pb2.DrainedEngine(engine_id=name, result=result)
+
+    async def _drain(self, member: Member, grace_s: float) -> engine_pb2.DrainResponse:
+        stub: Any = engine_pb2_grpc.EngineStub(member.channel)
+        response: engine_pb2.DrainResponse = await stub.Drain(
+            engine_pb2.DrainRequest(grace_s=grace_s),
+            timeout=grace_s + _DRAIN_SLACK_S,
+            metadata=self._metadata,
+        )
+        return response
 
     async def Explain(
         self, request: fleet_pb2.ExplainRequest, context: Any
@@ -100,3 +139,10 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
                 reason="REQUEST_NOT_FOUND",
             )
         return story
+
+
+def _check_grace(grace_s: float) -> None:
+    if not 0 <= grace_s <= MAX_GRACE_S:
+        raise errors.InvalidArgumentError.for_field(
+            "grace_s", f"must be between 0 and {MAX_GRACE_S:g} seconds"
+        )

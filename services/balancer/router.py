@@ -1,5 +1,6 @@
 """One routing decision: filter the engines of a model, ask the policy, write down why."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,12 @@ from services.balancer.engine_view import (
     EngineView,
     Situation,
 )
-from services.balancer.policies import POLICIES
+from services.balancer.policies import POLICIES, Policy, find_policy
 from services.balancer.prefix_match import Matches
+
+log = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 60.0
 
 EngineLife = tuple[str, int]
 """Engine id and epoch: a restarted engine is another one."""
@@ -66,7 +71,9 @@ class Router:
         observe: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.policy_name = policy
-        self._policy = POLICIES[policy]
+        self._policy = find_policy(policy)
+        if policy not in POLICIES:
+            self._policy = _guarded(policy, self._policy)
         self._views = views
         self._has_room = has_room
         self._cost = cost
@@ -99,3 +106,24 @@ class Router:
         self._turn += 1
         self._observe(time.perf_counter() - began)
         return choice, candidates
+
+
+def _guarded(name: str, policy: Policy) -> Policy:
+    """A policy that is not ours: where it fails, `least_time` chooses and no request is lost."""
+    silent_until = 0.0
+
+    def choose(situation: Situation, rng: Random) -> Choice:
+        nonlocal silent_until
+        try:
+            choice = policy(situation, rng)
+            if choice.candidate in situation.candidates:
+                return choice
+            problem = "it chose an engine that is no candidate"
+        except Exception as error:  # an edge: foreign code
+            problem = f"{type(error).__name__}: {error}"
+        if time.monotonic() >= silent_until:
+            silent_until = time.monotonic() + _LOG_EVERY_S
+            log.error("policy %s failed, least_time chose instead: %s", name, problem)
+        return POLICIES["least_time"](situation, rng)
+
+    return choose

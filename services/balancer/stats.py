@@ -35,6 +35,13 @@ class Stats:
 
         self.requests = counter("requests", "Requests by final gRPC status.", "model", "status")
         self.decisions = counter("decisions", "Routing decisions.", "policy", "engine")
+        self.revision_requests = counter(
+            "revision_requests",
+            "Requests by the revision that ended them and final gRPC status.",
+            "model",
+            "revision",
+            "status",
+        )
         self.retries = counter("retries", "Attempts after the first, by cause.", "status")
         self.continuations = counter(
             "continuations", "Streams that broke after their first message.", "outcome"
