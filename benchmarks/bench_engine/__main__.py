@@ -1,121 +1,206 @@
-"""Tokens per second of the engine's runner beside transformers, in the same run.
+"""Tokens per second of the whole engine beside transformers, llama.cpp and vLLM, in one run.
 
-    python -m benchmarks.bench_engine --threads 2 --output benchmarks/results
+    python -m benchmarks.bench_engine --threads 2 --llama-cpp DIR --vllm PYTHON \\
+        --output benchmarks/results
 
-Needs transformers, which nothing else does: `pip install "transformers>=5.24,<6"`. Each figure is
-the best of several rounds, ours and the peer's in turn, so that a busy neighbour hits both. The
-peer of int8 is float32, and our own float32 runs beside it.
+Sides that have no path are left out, transformers if it is not installed. Every side is a process
+of its own and does the same: 128 tokens in, greedy, 128 out. They take turns at each case, so that
+a busy neighbour hits all of them, and each figure is the best of the rounds.
 """
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import os
 import platform
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-import torch
+from benchmarks.bench_engine.export import export_folder
+from benchmarks.bench_engine.ratios import ratios
+from benchmarks.bench_engine.sides import (
+    HERE,
+    Case,
+    LlamaCppSide,
+    ProcessSide,
+    Side,
+    llama_models,
+    python_side,
+)
+from services.engine.known_models import find_model
 
-from benchmarks.bench_engine.ours import Ours
-from benchmarks.bench_engine.peer import Peer
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of the table; rates are tokens per second."""
-
-    case: str
-    batch: int
-    ours: float
-    transformers: float
-    ratio: float
-    ours_float32: float | None = None
-    """Of int8 only."""
+Rates = dict[str, dict[str, list[float]]]
+"""Tokens per second: side, case, rounds."""
 
 
-def rate(work: Callable[[], int]) -> float:
-    """Tokens per second of one round."""
-    started = time.perf_counter()
-    tokens = work()
-    return tokens / (time.perf_counter() - started)
+@contextlib.contextmanager
+def started(options: argparse.Namespace) -> Iterator[list[Side]]:
+    """All sides that were asked for, ready; ended in the end."""
+    with contextlib.ExitStack() as stack:
+        folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides: list[Side] = []
+        for make in _makers(options, folder):
+            side = make()
+            stack.callback(side.close)
+            print(f"ready: {side.name}", file=sys.stderr, flush=True)
+            sides.append(side)
+        yield sides
 
 
-def measure(options: argparse.Namespace) -> list[Figure]:
-    """All cases, progress on stderr."""
-    torch.set_num_threads(options.threads)
-    ours = Ours(options.dtype, options.threads, deterministic=options.deterministic)
-    int8 = options.dtype == "int8"
-    makers: list[Ours | Peer] = [ours, Peer(ours.source, "float32" if int8 else options.dtype)]
-    if int8:
-        makers.append(Ours("float32", options.threads, deterministic=False))
-    figures = []
-    cases = [("prefill", 1), *(("decode", batch) for batch in options.batches)]
-    for case, batch in cases:
-        print(f"{case} B={batch} …", file=sys.stderr, flush=True)
-        works = [
-            maker.prefill(options.prompt)
-            if case == "prefill"
-            else maker.decode(batch, options.prompt, options.steps)
-            for maker in makers
-        ]
-        rates = [0.0] * len(makers)
-        for _ in range(options.rounds):
-            for index, work in enumerate(works):
-                rates[index] = max(rates[index], rate(work))
-        figures.append(Figure(case, batch, rates[0], rates[1], rates[0] / rates[1], *rates[2:]))
-    return figures
+def _makers(options: argparse.Namespace, folder: Path):
+    threads, seqs = options.threads, max(options.batches)
+    tokens = seqs * options.prompt
+    for dtype in options.dtypes:
+        mode = " deterministic" if options.deterministic else ""
+        name, flag = f"ours {dtype}{mode}", int(options.deterministic)
+        yield lambda n=name, d=dtype, f=flag: python_side(
+            n, "ours_side", threads, d, threads, seqs, tokens, f
+        )
+    if options.transformers or options.vllm:
+        export_folder(folder / "model")
+    if options.transformers:
+        yield lambda: python_side(
+            "transformers float32",
+            "transformers_side",
+            threads,
+            folder / "model",
+            "float32",
+            threads,
+        )
+    if options.llama_cpp:
+        build = options.llama_cpp.resolve()
+        models = llama_models(build, options.gguf or find_model("").path, folder)
+        for dtype, path in models.items():
+            yield lambda d=dtype, p=path: LlamaCppSide(build, p, d, threads)
+    for dtype in ("bfloat16", "float32") if options.vllm else ():
+        command = [options.vllm, HERE / "vllm_side.py", folder / "model", dtype]
+        command += [threads, seqs, tokens]
+        yield lambda d=dtype, c=command: ProcessSide(
+            f"vllm {d}", [str(p) for p in c], threads, HERE
+        )
 
 
-def report(options: argparse.Namespace, figures: Sequence[Figure]) -> dict:
+def measure(sides: Sequence[Side], options: argparse.Namespace) -> tuple[Rates, dict]:
+    """All rounds, and the memory of the sides that tell it, after the largest batch."""
+    cases = [Case("prefill", 1, options.prompt, 0)]
+    cases += [Case("decode", batch, options.prompt, options.steps) for batch in options.batches]
+    rates: Rates = {side.name: {case.name: [] for case in cases} for side in sides}
+    for turn in range(-1 if options.warm else 0, options.rounds):
+        for case in cases:
+            short = case if turn >= 0 else Case(case.case, case.batch, case.prompt, 2)
+            for side in sides:
+                rate = side.measure(short, seed=turn + 1)
+                if turn >= 0:
+                    rates[side.name][case.name].append(round(rate, 2))
+                print(f"round {turn} {case.name} {side.name}: {rate:.1f}", file=sys.stderr)
+    return rates, {side.name: side.memory for side in sides if side.memory}
+
+
+def report(options: argparse.Namespace, sides: Sequence[Side], rates: Rates, mem: dict) -> dict:
     """What a reader needs to judge the figures."""
+    best = {name: {case: max(v) for case, v in own.items()} for name, own in rates.items()}
     return {
         "benchmark": "bench_engine",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": "python -m benchmarks.bench_engine " + " ".join(sys.argv[1:]),
-        "model": "smollm2-135m-instruct",
-        "dtype": options.dtype,
-        "deterministic": options.deterministic,
+        "command": "python -m benchmarks.bench_engine " + " ".join(map(_shown, sys.argv[1:])),
+        "model": find_model("").name,
         "threads": options.threads,
         "prompt_tokens": options.prompt,
-        "cpu": platform.processor() or platform.machine(),
-        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "decode_steps": options.steps,
+        "cpu": _cpu_name(),
+        "cpus": os.cpu_count(),
         "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
+        "versions": {side.name: side.versions for side in sides},
+        "load_average": [round(value, 2) for value in os.getloadavg()],
         "unit": "tokens/s, best round",
-        "figures": [asdict(figure) for figure in figures],
+        "best": best,
+        "rounds": rates,
+        "memory_mib": {
+            name: {key: value >> 20 for key, value in own.items()} for name, own in mem.items()
+        },
+        "ratios": ratios(best),
     }
+
+
+def table(best: Mapping[str, Mapping[str, float]]) -> str:
+    """For people."""
+    cases = list(next(iter(best.values())))
+    rows = [f"{'':26}" + "".join(f"{case:>14}" for case in cases)]
+    for name, own in best.items():
+        rows.append(f"{name:26}" + "".join(f"{own[case]:>14.1f}" for case in cases))
+    return "\n".join(rows)
+
+
+def _shown(argument: str) -> str:
+    """A path as its last part: where peers lie is nobody's business."""
+    return f"…/{Path(argument).name}" if argument.startswith("/") else argument
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def parse() -> argparse.Namespace:
+    """Flags."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.bench_engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "int8"], help="ours")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of every side")
+    parser.add_argument("--deterministic", action="store_true", help="our deterministic mode")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompt", type=int, default=128, help="tokens in each prompt")
+    parser.add_argument("--steps", type=int, default=127, help="tokens of decode, after the first")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--no-warm", dest="warm", action="store_false", help="no short round first")
+    parser.add_argument(
+        "--no-transformers",
+        dest="transformers",
+        action="store_false",
+        default=importlib.util.find_spec("transformers") is not None,
+        help="default: run it if it is installed",
+    )
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="a build with bin/ in it")
+    parser.add_argument("--gguf", type=Path, help="its Q4_1 file; default: our default model's")
+    parser.add_argument("--vllm", metavar="PYTHON", help="a Python that has vLLM's CPU build")
+    parser.add_argument("--work", type=Path, help="keep models made for peers here")
+    parser.add_argument("--output", type=Path, help="folder for the JSON file")
+    options = parser.parse_args()
+    if options.work:
+        options.work.mkdir(parents=True, exist_ok=True)
+    return options
 
 
 def main() -> None:
     """Print a table; with --output also write a dated JSON file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8"))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--deterministic", action="store_true", help="our deterministic mode")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--prompt", type=int, default=128, help="tokens in each prompt")
-    parser.add_argument("--steps", type=int, default=16, help="decode steps in a round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, help="folder for the JSON file")
-    options = parser.parse_args()
-    figures = measure(options)
-    result = report(options, figures)
-    print(f"{'case':10}{'B':>4}{'ours':>10}{'transformers':>14}{'ratio':>8}")
-    for f in figures:
-        print(f"{f.case:10}{f.batch:>4}{f.ours:>10.1f}{f.transformers:>14.1f}{f.ratio:>8.2f}")
+    options = parse()
+    with started(options) as sides:
+        rates, mem = measure(sides, options)
+    result = report(options, sides, rates, mem)
+    print(table(result["best"]))
+    for line in result["ratios"]:
+        print(f"{line['of']} / {line['to']}, {line['case']}: {line['ratio']}", end="")
+        print(f" (wanted {line['wanted']})" if line["wanted"] else "")
+    for name, own in result["memory_mib"].items():
+        print(
+            f"{name}: {own['rss']} MiB resident after B={max(options.batches)}, {own['peak']} peak"
+        )
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         mode = "-deterministic" if options.deterministic else ""
-        name = f"{result['date'][:10]}-engine-{options.dtype}{mode}.json"
-        (options.output / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written to {options.output / name}")
+        path = options.output / f"{result['date'][:10]}-engine{mode}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {path}")
 
 
 if __name__ == "__main__":
