@@ -103,7 +103,9 @@ class ProcessSide:
 
     def _read(self) -> dict:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        # A library may talk on stdout before the side has it for itself.
+        while (line := self._process.stdout.readline()) and not line.startswith("{"):
+            continue
         if not line:
             self._process.wait()
             self._log.seek(0)
