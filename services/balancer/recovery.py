@@ -7,7 +7,8 @@ from services.balancer.config import BalancerConfig
 from services.balancer.engine_view import Asked, EngineView
 from services.balancer.failure import Failure
 from services.balancer.incoming import Incoming, for_attempt
-from services.balancer.router import EngineLife, Origin
+from services.balancer.prefix_holds import EngineLife
+from services.balancer.router import Origin
 from services.common.continuation import StreamLedger
 from services.common.errors import AbortedError, FleetError, UnavailableError
 
@@ -26,6 +27,7 @@ class Recovery:
         self.attempts = 0
         """Attempts that have failed."""
         self.excluded: set[EngineLife] = set()
+        """Lives of engines that failed since the stream last made progress."""
         self.origin: Origin | None = None
         """Set once the client has a part of the stream: only some engines may go on from there."""
 
@@ -64,6 +66,8 @@ class Recovery:
         out = self.ledger.accept(raw)
         if out is not None:
             self._without_progress = 0
+            # A long stream may outlive a fault of every engine: one that has recovered may have it.
+            self.excluded.clear()
         return out
 
     def failed(

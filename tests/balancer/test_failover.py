@@ -96,6 +96,20 @@ async def test_a_stream_cut_anywhere_looks_undisturbed(
     await fleet.until_idle()
 
 
+async def test_a_stream_outlives_more_faults_than_there_are_engines(
+    fleet, engine_request, as_seen, undisturbed
+):
+    first, second = await fleet.add("a"), await fleet.add("b")
+    first.break_after = second.break_after = 3  # of each attempt: Started and two tokens
+    request = engine_request(max_tokens=8)
+    messages = await fleet.ask(request)
+    assert as_seen(messages) == undisturbed(request)
+    assert messages[-1].summary.continuations >= 3
+    assert len(first.requests) >= 2
+    assert len(second.requests) >= 2
+    await fleet.until_idle()
+
+
 async def test_other_numerics_do_not_carry_on(fleet, engine_request):
     first = await fleet.add("a")
     other = await fleet.add("b", numerics_id="n2")
