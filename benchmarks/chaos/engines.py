@@ -1,0 +1,106 @@
+"""Faults of engines: killed, stopped, cut off, drained."""
+
+import asyncio
+import signal
+import time
+from collections import Counter
+
+from benchmarks.chaos.scenario import STALL_HEAL_LIMIT_S, Row, Stage
+
+
+async def engine_kill(stage: Stage) -> list[Row]:
+    """SIGKILL of the engine with the most streams, again and again, all streams open."""
+    row = Row("engine SIGKILL", needs_continuations=True)
+    async with stage.under_load(row, watch=lambda name: not name.startswith("engine")):
+        for _ in range(stage.plan.rounds):
+            victim = await _busiest(stage)
+            since = time.monotonic()
+            stage.fleet.signal(victim, signal.SIGKILL)
+            row.rounds += 1
+            await stage.heal(row, since)
+            stage.say(f"  {row.rounds}: {victim} killed, all flow after {row.heal_s[-1]:.2f} s")
+            await stage.whole_again(row, since)
+    return [row]
+
+
+async def engine_stop(stage: Stage) -> list[Row]:
+    """SIGSTOP of an engine's processes past the stall limit; it wakes and must not answer twice."""
+    row = Row("engine SIGSTOP", needs_continuations=True, heal_limit_s=STALL_HEAL_LIMIT_S)
+    async with stage.under_load(row, watch=lambda name: not name.startswith("engine")):
+        for _ in range(min(stage.plan.rounds, 3)):
+            victim = await _busiest(stage)
+            since = time.monotonic()
+            stage.fleet.signal(victim, signal.SIGSTOP, group=True)
+            row.rounds += 1
+            await stage.heal(row, since)
+            stage.fleet.signal(victim, signal.SIGCONT, group=True)
+            stage.say(f"  {row.rounds}: {victim} stopped, all flow after {row.heal_s[-1]:.2f} s")
+            await stage.whole_again(row)
+            # What it woke up with must be gone, or it would still answer.
+            await stage.flowing(stage.plan.streams // 2)
+    await _idle(stage, row)
+    return [row]
+
+
+async def engine_cut(stage: Stage) -> list[Row]:
+    """The network before one engine: connections reset, then a cable that is silent both ways."""
+    rows = []
+    name, proxy = next(iter(stage.fleet.proxies.items()))
+    for what, cut in (("reset", proxy.reset), ("silent", proxy.silence)):
+        row = Row(f"engine cut off ({what})", needs_continuations=True)
+        if what == "silent":
+            row.heal_limit_s = STALL_HEAL_LIMIT_S
+        async with stage.under_load(row, watch=lambda name: True):
+            await _until_busy(stage, name)
+            since = time.monotonic()
+            cut()
+            row.rounds += 1
+            await stage.heal(row, since)
+            await asyncio.sleep(1.0)
+            proxy.heal()
+            await stage.whole_again(row)
+        await _idle(stage, row)
+        rows.append(row)
+    return rows
+
+
+async def engine_drain(stage: Stage) -> list[Row]:
+    """SIGTERM of every engine in turn: its streams end or go on elsewhere."""
+    row = Row("engine drain")
+    async with stage.under_load(row, watch=lambda name: not name.startswith("engine")):
+        for name in stage.fleet.engines:
+            since = time.monotonic()
+            row.rounds += 1
+            await stage.fleet.restart(name)
+            await stage.whole_again(row, since)
+            await stage.heal(row, time.monotonic())
+    return [row]
+
+
+async def _busiest(stage: Stage) -> str:
+    await stage.flowing(stage.plan.streams // 2)
+    held: Counter[str] = Counter()
+    for name in stage.fleet.engines:
+        load = await stage.fleet.load(name)
+        held[name] = load.running_requests if load is not None else 0
+    return held.most_common(1)[0][0]
+
+
+async def _until_busy(stage: Stage, name: str) -> None:
+    async def busy() -> bool:
+        load = await stage.fleet.load(name)
+        return load is not None and load.running_requests > 2
+
+    await stage.fleet.until(busy, f"work at {name}", 60.0)
+
+
+async def _idle(stage: Stage, row: Row) -> None:
+    """No engine may keep what nobody waits for."""
+
+    async def idle() -> bool:
+        return await stage.fleet.running() == 0
+
+    try:
+        row.notes["idle_s"] = round(await stage.fleet.until(idle, "idle engines", 30.0), 2)
+    except TimeoutError:
+        row.violations.append("an engine still runs requests that nobody waits for")
