@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -37,6 +37,7 @@ from services.gateway.quota.quotas import Grant, Quotas, tokens_wanted
 from services.gateway.records.audit import Audit, asked_of
 from services.gateway.records.line_log import Sink
 from services.gateway.records.usage import record_of
+from services.gateway.reroute import open_somewhere
 
 log = logging.getLogger(__name__)
 
@@ -265,8 +266,8 @@ class Exchange:
             *telemetry.inject(self._observed.context),
         )
         try:
-            self._upstream = await self._rooms.balancers.open(
-                self._admitted.wire, self._metadata, self._deadline_s
+            self._admitted, self._upstream = await open_somewhere(
+                self._admitted, self._send, self._admit
             )
         except InvalidArgumentError as error:
             raise self._admitted.plan.in_callers_words(error) from error
@@ -284,12 +285,19 @@ class Exchange:
             rooms.quotas.settle(grant, 0)
             raise CancelledError("the client has left")
         self._grant = grant
-        return await rooms.door.admit(
+        return await self._admit()
+
+    async def _admit(self, avoid: Collection[tuple[str, str]] = ()) -> Admitted:
+        return await self._rooms.door.admit(
             self._request,
-            tenant=who.tenant,
+            tenant=self._caller.who.tenant,
             request_id=self.request_id,
             context=self._observed.context,
+            avoid=avoid,
         )
+
+    async def _send(self, admitted: Admitted) -> Upstream:
+        return await self._rooms.balancers.open(admitted.wire, self._metadata, self._deadline_s)
 
     def _free(self, error: BaseException | None) -> None:
         if self._freed:
