@@ -18,10 +18,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.chaos.fleet import Shape
 from benchmarks.chaos.report import as_json, header, line
-from benchmarks.chaos.run import SCENARIOS, run, stage
-from benchmarks.chaos.scenario import Plan
+from benchmarks.chaos.run import SCENARIOS, run_all
+from benchmarks.chaos.scenario import Plan, Row
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -53,18 +52,21 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 async def chaos(args: argparse.Namespace) -> int:
     """Run and print; the exit status."""
     plan = Plan(args.streams, args.rounds, args.outage, args.pause)
-    shape = Shape(engines=args.engines, proxied=(f"engine-{args.engines}",))
-    async with stage(shape, plan, _say, args.logs) as made:
-        rows = await run(made, args.names)
-    found = {row.scenario: row.judge(strict_times=not args.slow_machine) for row in rows}
-    bad = {name: problems for name, problems in found.items() if problems}
+    rows: list[Row] = []
+    bad: dict[str, list[str]] = {}
+    async for row in run_all(args.names, args.engines, plan, _say, args.logs):
+        rows.append(row)
+        _say(header() + "\n" + line(row))
+        problems = row.judge(strict_times=not args.slow_machine)
+        if problems:
+            bad[row.scenario] = problems
+        if args.json:  # after each, so that a run that is broken off has not been for nothing
+            command = "python -m benchmarks.chaos " + shlex.join(sys.argv[1:])
+            args.json.write_text(json.dumps(as_json(rows, command, bad), indent=1) + "\n")
     print("\n" + "\n".join([header(), *(line(row) for row in rows)]))
     for name, problems in bad.items():
         print("\n".join(f"VIOLATION {name}: {problem}" for problem in problems))
-    if args.json:
-        command = "python -m benchmarks.chaos " + shlex.join(sys.argv[1:])
-        args.json.write_text(json.dumps(as_json(rows, command, bad), indent=1) + "\n")
-    return 1 if bad else 0
+    return 1 if bad or not rows else 0
 
 
 def _say(text: str) -> None:

@@ -52,8 +52,16 @@ class Shape:
     """More keys by kind of service ("engine") or by one's name ("engine-1")."""
     code: dict[str, Path] = field(default_factory=dict)
     """Where the code of a service lies, by name, if not in this tree."""
+    new_keys: tuple[str, ...] = ()
+    """Keys that the code of another tree does not know."""
     proxied: tuple[str, ...] = ()
     """Engines that others reach through a proxy only."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of all services, in starting order."""
+        kinds = {"balancer": self.balancers, "engine": self.engines, "gateway": self.gateways}
+        return ["kvcache", *(f"{k}-{i}" for k, n in kinds.items() for i in range(1, n + 1))]
 
 
 class ChaosFleet:
@@ -62,7 +70,7 @@ class ChaosFleet:
     Args:
         root: an empty directory for logs and data.
         say: gets one line at a time.
-        etcd: endpoints of a cluster that somebody else runs; default: one of its own.
+        etcd_keys: how services reach a cluster that somebody else runs; default: one of its own.
     """
 
     def __init__(
@@ -95,7 +103,7 @@ class ChaosFleet:
         if self._etcd_keys is None:
             self.etcd = await self.blocking(lambda: EtcdProcess.start(self.root / "etcd"))
             self._etcd_keys = {"etcd": self.etcd.address}
-        names = self._names()
+        names = self.shape.names
         free = iter(ports.take(len(names)))
         self.addresses = {name: f"127.0.0.1:{next(free)}" for name in names}
         balancers = [name for name in names if name.startswith("balancer")]
@@ -252,12 +260,6 @@ class ChaosFleet:
             self._channels[address] = grpc.aio.insecure_channel(address, options=options)
         return self._channels[address]
 
-    def _names(self) -> list[str]:
-        shape = self.shape
-        kinds = (("balancer", shape.balancers), ("engine", shape.engines))
-        kinds = (*kinds, ("gateway", shape.gateways))
-        return ["kvcache", *(f"{k}-{i}" for k, count in kinds for i in range(1, count + 1))]
-
     def _child(self, name: str) -> Child:
         return Child(
             ServicePlan(name, self._argv(name)),
@@ -286,6 +288,8 @@ class ChaosFleet:
             **self.shape.settings.get(kind, {}),
             **self.shape.settings.get(name, {}),
         }
+        if self.shape.code.get(name, REPOSITORY) != REPOSITORY:
+            keys = {key: value for key, value in keys.items() if key not in self.shape.new_keys}
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in keys.items()]
         return (sys.executable, "-m", f"services.{kind}", *flags)
 

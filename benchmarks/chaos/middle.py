@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from functools import partial
 
 from benchmarks.chaos.scenario import STALL_HEAL_LIMIT_S, Row, Stage
 
@@ -48,7 +49,7 @@ async def gateway_kill(stage: Stage) -> list[Row]:
         async with stage.under_load(alone, gateway=round_number % 2):
             # First alone: every stream is this gateway's and nobody repeats, so that all must go.
             stage.clients.hold_repeats()
-            stage.clients.may_break = lambda at, _, mine=address: at == mine
+            stage.clients.may_break = partial(_is, address)
             await stage.flowing(stage.plan.streams // 2)
             stage.fleet.signal(name, signal.SIGKILL)
             row.rounds += 1
@@ -94,6 +95,10 @@ async def rolling_restart(stage: Stage) -> list[Row]:
             await stage.heal(row, time.monotonic())
     stage.clients.may_break = lambda _, __: False
     return [row]
+
+
+def _is(wanted: str, address: str, begun: bool) -> bool:
+    return address == wanted
 
 
 async def _idle(stage: Stage) -> bool:

@@ -38,10 +38,10 @@ def line(row: Row) -> str:
     """One row as text."""
     counts = row.counts
     heal = row.heal_s or [0.0]
-    cells = (row.scenario, row.rounds, counts.requests, counts.failed, counts.duplicated)
-    cells = (*cells, counts.missing, counts.changed, counts.continuations, counts.repeated)
-    cells = (*cells, counts.refused, f"{median(heal):.2f}", f"{max(heal):.2f}")
-    cells = (*cells, f"{row.whole_s:.1f}")
+    cells: list[object] = [row.scenario, row.rounds, counts.requests, counts.failed]
+    cells += [counts.duplicated, counts.missing, counts.changed, counts.continuations]
+    cells += [counts.repeated, counts.refused, f"{median(heal):.2f}", f"{max(heal):.2f}"]
+    cells.append(f"{row.whole_s:.1f}")
     widths = [width for _, width in _COLUMNS]
     return " ".join(
         f"{cell:<{w}}" if w > 20 else f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True)

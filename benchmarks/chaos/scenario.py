@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.chaos.client import Clients, Counts
+from benchmarks.chaos.etcd_cluster import EtcdCluster
 from benchmarks.chaos.fleet import STALL_LIMIT_S, ChaosFleet
 from benchmarks.chaos.workload import Case
 
@@ -71,6 +72,7 @@ class Stage:
     cases: list[Case]
     plan: Plan
     say: Callable[[str], None]
+    cluster: EtcdCluster | None = None
 
     async def settle(self) -> None:
         """Wait until the fleet is whole."""

@@ -70,6 +70,29 @@ async def etcd_stop(stage: Stage) -> list[Row]:
     return [await _during(stage, "etcd SIGSTOP", store.pause, store.resume, stage.plan.pause_s)]
 
 
+async def etcd_leader(stage: Stage) -> list[Row]:
+    """Of three members with TLS the leader is killed, twice, then stopped."""
+    cluster = stage.cluster
+    assert cluster is not None
+    row = Row("etcd leader lost, 3 members, TLS")
+    async with _load(stage, row):
+        for how in ("kill", "kill", "pause"):
+            leader = await asyncio.to_thread(cluster.leader)
+            assert leader is not None, "the cluster has no leader"
+            since = time.monotonic()
+            getattr(leader, how)()
+            await stage.heal(row, since)
+            await _until_registered(stage, row, since)
+            await asyncio.sleep(max(0.0, since + stage.plan.pause_s - time.monotonic()))
+            if how == "pause":
+                leader.resume()
+            else:
+                await asyncio.to_thread(cluster.restart, leader)
+            await _end(stage, row, time.monotonic())
+        row.rounds = 3
+    return [row]
+
+
 async def _outage(stage: Stage, name: str, store: ServerProcess, erase: bool = True) -> Row:
     def end() -> None:
         if erase:
