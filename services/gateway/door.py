@@ -145,7 +145,6 @@ class Door:
             engine = model.engines[0]
             profile = text.profile.configured(engine.tool_parser, engine.reasoning_parser)
             plan = plan_answer(request, use, profile, rendered, text.tokenizer.token_bytes)
-            rendered += plan.opening
         _check_text_length(rendered, text, model.max_model_len, _field_of(request))
         with self._tracer.start_as_current_span("tokenize", context=context) as span:
             ids = await self._encode(text, rendered, add_special_tokens=kind == "text")

@@ -2,14 +2,22 @@
 looks to the model like any other."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from services.common.parsing import deepseek, hermes
-from services.common.parsing.profile import CALL_MARKS, ChatProfile
+from services.common.parsing import deepseek, hermes, mistral
+from services.common.parsing.profile import ChatProfile
 from services.common.parsing.tools import Tool, ToolUse
 
 Format = dict[str, Any]
 ANY_OBJECT: Format = {"type": "object"}
+
+
+class _Shape(NamedTuple):
+    """What stands before and after a call's arguments, and between calls."""
+
+    before: list[str]
+    after: list[str]
+    separator: str
 
 
 class CallFormat:
@@ -19,84 +27,93 @@ class CallFormat:
         self._profile = profile
         self._use = use
         self._chosen = [tool for tool in use.tools if not use.named or tool.name == use.named]
-        self._one = not use.parallel or bool(use.named)
         self.schemas: list[tuple[Format, int]] = []
         """A part, by identity, and its tool's index."""
 
-    @property
-    def enforceable(self) -> bool:
-        """Whether a grammar can hold all that a call consists of."""
-        if self._profile.tools not in ("hermes", "llama3", "deepseek_v3"):
-            return False
-        written = () if self._profile.tools == "llama3" else CALL_MARKS[self._profile.tools]
-        return not any(self._profile.is_special(mark) for mark in written)
-
     def some(self) -> Format:
         """One call or more."""
-        calls = self._several()
-        if self._profile.tools != "deepseek_v3":
-            return calls
-        return sequence(text(deepseek.LIST), calls, text(deepseek.LIST_END))
+        calls: Format = {
+            "type": "tags_with_separator",
+            "tags": [self._tag(tool) for tool in self._chosen],
+            "separator": self._shape("").separator,
+            "at_least_one": True,
+            "stop_after_first": not self._use.parallel or bool(self._use.named),
+        }
+        if self._profile.tools == "deepseek_v3":
+            return sequence(self.mark(deepseek.LIST), calls, self.mark(deepseek.LIST_END))
+        if self._profile.tools == "mistral" and self._profile.listed:
+            return sequence(self.mark(mistral.BEGIN), text("["), calls, text("]"))
+        return calls
 
     def among_text(self) -> Format | None:
         """Free text in which each call holds to its schema, where something is demanded of calls
-        and a mark announces them; else None."""
+        and a mark announces each; else None."""
         demands = any(tool.strict for tool in self._use.tools) or not self._use.parallel
-        if not demands or self._profile.tools != "hermes" or not self.enforceable:
+        if not demands or self._profile.tools != "hermes":
             return None
-        return {
-            "type": "triggered_tags",
-            "triggers": [hermes.BEGIN],
+        among: Format = {
             "tags": [self._tag(tool) for tool in self._chosen],
             "at_least_one": False,
             "stop_after_first": not self._use.parallel,
         }
+        special = self._profile.id_of(hermes.BEGIN)
+        if special is None:
+            return {"type": "triggered_tags", "triggers": [hermes.BEGIN], **among}
+        return {"type": "token_triggered_tags", "trigger_tokens": [special], **among}
 
-    def after_opening(self) -> Format:
-        """What follows Mistral's mark. Without a list a second call would need the mark again."""
-        if self._profile.listed:
-            return sequence(text("["), self._several(), text("]"))
-        return either([sequence(text(t.name), self._arguments(t)) for t in self._chosen])
-
-    def _several(self) -> Format:
-        return {
-            "type": "tags_with_separator",
-            "tags": [self._tag(tool) for tool in self._chosen],
-            "separator": self._separator(),
-            "at_least_one": True,
-            "stop_after_first": self._one,
-        }
-
-    def _separator(self) -> str:
-        if self._profile.tools == "deepseek_v3":
-            return "\n" if self._profile.fenced else ""
-        return {"hermes": "\n", "llama3": "; "}.get(self._profile.tools, ", ")
+    def mark(self, mark: str) -> Format:
+        """A mark, as the token that it is where no text can hold it."""
+        special = self._profile.id_of(mark)
+        return text(mark) if special is None else {"type": "token", "token": special}
 
     def _tag(self, tool: Tool) -> Format:
-        begin, end = self._around(tool.name)
-        return {"type": "tag", "begin": begin, "content": self._arguments(tool), "end": end}
+        shape = self._shape(tool.name)
+        before, after = self._joined(shape.before), self._joined(shape.after)
+        arguments = self._arguments(tool)
+        middle = [*before[1:], arguments, *after[:-1]]
+        return {
+            "type": "tag",
+            "begin": _bare(before[0]),
+            "content": arguments if len(middle) == 1 else sequence(*middle),
+            "end": _bare(after[-1]) if after else "",
+        }
+
+    def _joined(self, pieces: Sequence[str]) -> list[Format]:
+        """Texts and marks as few parts as possible."""
+        parts: list[Format] = []
+        for piece in pieces:
+            part = self.mark(piece)
+            if parts and part["type"] == parts[-1]["type"] == "const_string":
+                parts[-1] = text(parts[-1]["value"] + piece)
+            else:
+                parts.append(part)
+        return parts
 
     def _arguments(self, tool: Tool) -> Format:
         enforced = tool.strict is not False if self._use.required else bool(tool.strict)
-        part: Format = {
-            "type": "json_schema",
-            "json_schema": dict(tool.schema) if enforced else ANY_OBJECT,
-        }
+        schema = dict(tool.schema) if enforced else ANY_OBJECT
+        part: Format = {"type": "json_schema", "json_schema": schema}
         self.schemas.append((part, self._use.tools.index(tool)))
         return part
 
-    def _around(self, name: str) -> tuple[str, str]:
-        """What stands before and after a call's arguments."""
+    def _shape(self, name: str) -> _Shape:
         if self._profile.tools == "hermes":
-            return f'{hermes.BEGIN}\n{{"name": "{name}", "arguments": ', f"}}\n{hermes.END}"
+            before = [hermes.BEGIN, f'\n{{"name": "{name}", "arguments": ']
+            return _Shape(before, ["}\n", hermes.END], "\n")
         if self._profile.tools == "llama3":
-            return f'{{"name": "{name}", "parameters": ', "}"
-        if self._profile.tools == "mistral":
-            return f'{{"name": "{name}", "arguments": ', "}"
+            return _Shape([f'{{"name": "{name}", "parameters": '], ["}"], "; ")
+        if self._profile.tools == "deepseek_v3":
+            return self._deepseek(name)
+        if self._profile.listed:
+            return _Shape([f'{{"name": "{name}", "arguments": '], ["}"], ", ")
+        return _Shape([mistral.BEGIN, name, mistral.ARGUMENTS], [], "")
+
+    def _deepseek(self, name: str) -> _Shape:
+        call, separator, end = deepseek.CALL, deepseek.SEPARATOR, deepseek.CALL_END
         if self._profile.fenced:
-            begin = f"{deepseek.CALL}function{deepseek.SEPARATOR}{name}\n```json\n"
-            return begin, f"\n```{deepseek.CALL_END}"
-        return f"{deepseek.CALL}{name}{deepseek.SEPARATOR}", deepseek.CALL_END
+            before = [call, "function", separator, f"{name}\n```json\n"]
+            return _Shape(before, ["\n```", end], "\n")
+        return _Shape([call, name, separator], [end], "")
 
 
 def sequence(*elements: Format) -> Format:
@@ -112,3 +129,8 @@ def either(elements: Sequence[Format]) -> Format:
 def text(value: str) -> Format:
     """These very characters."""
     return {"type": "const_string", "value": value}
+
+
+def _bare(part: Format) -> Any:
+    """As `begin` and `end` of a tag have it: a text itself, or a token."""
+    return part["value"] if part["type"] == "const_string" else part

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from inferfleet.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
-from services.common.parsing import mistral
 from services.common.parsing.call_format import (
     ANY_OBJECT,
     CallFormat,
@@ -32,8 +31,6 @@ class Wanted:
     """What is sent to the engine."""
 
     constraint: inference_pb2.Constraint | None
-    opening: str = ""
-    """To be added to the prompt: a mark that no grammar could hold."""
     owners: Owners = field(default_factory=dict)
 
 
@@ -48,60 +45,43 @@ def constrain(
             begins reasoning; "free": the model decides. Reasoning itself is not constrained.
 
     Raises:
-        InvalidArgumentError: two of them exclude each other, or this model's calls cannot be
-            enforced.
+        InvalidArgumentError: two of them exclude each other.
     """
-    calls = CallFormat(profile, use)
     if use.required and own is not None:
         _refuse("constraint", "cannot be had together with a tool_choice that demands a call")
-    if use.required and profile.tools == "mistral":
-        if thinking == "open":
-            _refuse("chat.tool_choice", "a call cannot be enforced while this model reasons")
-        return _tagged(calls.after_opening(), calls.schemas, opening=mistral.BEGIN)
+    calls = CallFormat(profile, use)
     parts = []
-    wanted = _calls_wanted(calls, use, own)
-    if wanted is not None:
-        parts.append(wanted)
-    elif own is None or thinking == "closed" or _ungated(profile):
+    if use.parsed:
+        wanted = calls.some() if use.required or own is not None else calls.among_text()
+        parts += [wanted] if wanted is not None else []
+    if not parts and (own is None or thinking == "closed"):
         return Wanted(own)
-    places = calls.schemas
+    named = [(part, f"chat.tools[{index}].parameters") for part, index in calls.schemas]
     if own is not None:
         base, name = _own_format(own)
         parts.append(base)
-        return _tagged(_gated(profile, either(parts), thinking), places, own=(base, name))
-    return _tagged(_gated(profile, either(parts), thinking), places)
+        named.append((base, name))
+    return _tagged(_gated(profile, calls, either(parts), thinking), named)
 
 
-def _calls_wanted(
-    calls: CallFormat, use: ToolUse, own: inference_pb2.Constraint | None
-) -> Format | None:
-    """The format of calls, if any are to be constrained."""
-    if not use.parsed:
-        return None
-    if use.required and not calls.enforceable:
-        _refuse("chat.tool_choice", "a call cannot be enforced for this model; auto is served")
-    if own is not None and not calls.enforceable:
-        _refuse("constraint", "cannot be had together with tools for this model")
-    return calls.some() if use.required or own is not None else calls.among_text()
-
-
-def _ungated(profile: ChatProfile) -> bool:
-    """Whether no grammar can tell reasoning apart: then a constrained answer has none."""
-    return profile.marks is None or profile.is_special(profile.marks.end)
-
-
-def _gated(profile: ChatProfile, whole: Format, thinking: str) -> Format:
+def _gated(profile: ChatProfile, calls: CallFormat, whole: Format, thinking: str) -> Format:
     """After the reasoning, if there is any."""
-    if thinking == "closed" or profile.marks is None or _ungated(profile):
+    marks = profile.marks
+    if thinking == "closed" or marks is None:
         return whole
-    end = profile.marks.end
-    inside: Format = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": end}
+    end = calls.mark(marks.end)
+    inside: Format = {
+        "type": "tag",
+        "begin": "",
+        "content": {"type": "any_text"},
+        "end": end["value"] if end["type"] == "const_string" else end,
+    }
     space: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}
     if thinking == "open":
         return sequence(inside, space, whole)
-    if whole["type"] == "triggered_tags":
+    if whole["type"].endswith("triggered_tags"):
         return whole  # its free text holds the reasoning
-    return either([sequence(text(profile.marks.begin), inside, space, whole), whole])
+    return either([sequence(calls.mark(marks.begin), inside, space, whole), whole])
 
 
 def _own_format(own: inference_pb2.Constraint) -> tuple[Format, str]:
@@ -127,18 +107,10 @@ def _own_format(own: inference_pb2.Constraint) -> tuple[Format, str]:
     return dict(inner["format"]), name
 
 
-def _tagged(
-    whole: Format,
-    schemas: Sequence[tuple[Format, int]],
-    *,
-    own: tuple[Format, str] | None = None,
-    opening: str = "",
-) -> Wanted:
+def _tagged(whole: Format, named: Sequence[tuple[Format, str]]) -> Wanted:
     tag = {"type": "structural_tag", "format": whole}
-    parts = [(part, f"chat.tools[{index}].parameters") for part, index in schemas]
-    owners = dict(_owners(tag, "", [*parts, own] if own is not None else parts))
     constraint = inference_pb2.Constraint(structural_tag=json.dumps(tag, ensure_ascii=False))
-    return Wanted(constraint, opening, owners)
+    return Wanted(constraint, dict(_owners(tag, "", named)))
 
 
 def _owners(node: Any, path: str, parts: Sequence[tuple[Format, str]]) -> Iterator[tuple[str, str]]:

@@ -8,19 +8,13 @@ BEGIN, ARGUMENTS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
 class MistralParser(BufferedParser):
-    """See events.Parser.
-
-    Args:
-        opened: the prompt ended with the mark already.
-    """
+    """See events.Parser."""
 
     marks = (BEGIN,)
 
-    def __init__(self, *, opened: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self._span = JsonSpan("0")
-        if opened:
-            self._step = self._lead_in
 
     def after_mark(self, mark: str) -> None:
         self._step = self._lead_in

@@ -21,8 +21,6 @@ from services.common.parsing.tools import ToolUse
 class AnswerPlan:
     """Made once per request, before it is tokenised."""
 
-    opening: str = ""
-    """To be added to the rendered prompt."""
     constraint: inference_pb2.Constraint | None = None
     """Instead of the caller's."""
     shown_ids: tuple[int, ...] = ()
@@ -63,15 +61,13 @@ def plan_answer(
         return AnswerPlan(constraint=wanted.constraint, owners=wanted.owners)
     reading = Reading(
         marks=marks,
-        thinking="closed" if wanted.opening else thinking,
-        calls=_maker(profile, use, bool(wanted.opening)) if use.parsed else None,
+        thinking=thinking,
+        calls=_maker(profile, use) if use.parsed else None,
         most_calls=1 if use.named or not use.parallel else None,
         token_bytes=token_bytes,
         short_ids=profile.tools == "mistral",
     )
-    return AnswerPlan(
-        wanted.opening, wanted.constraint, profile.shown_ids(), reading, wanted.owners
-    )
+    return AnswerPlan(wanted.constraint, profile.shown_ids(), reading, wanted.owners)
 
 
 def _check_parsable(request: inference_pb2.GenerateRequest, profile: ChatProfile) -> None:
@@ -98,10 +94,12 @@ def _thinking(rendered: str, marks: Marks | None) -> str:
     return "closed" if tail.endswith(marks.end) else "free"
 
 
-def _maker(profile: ChatProfile, use: ToolUse, opened: bool) -> Callable[[], Parser]:
+def _maker(profile: ChatProfile, use: ToolUse) -> Callable[[], Parser]:
     names = use.names
     if profile.tools == "llama3":
         return lambda: Llama3Parser(names)
-    if profile.tools == "mistral":
-        return lambda: MistralParser(opened=opened)
-    return DeepseekParser if profile.tools == "deepseek_v3" else HermesParser
+    others: dict[str, Callable[[], Parser]] = {
+        "mistral": MistralParser,
+        "deepseek_v3": DeepseekParser,
+    }
+    return others.get(profile.tools, HermesParser)

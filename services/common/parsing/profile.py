@@ -42,7 +42,7 @@ class ChatProfile:
     listed: bool = True
     """Mistral's calls stand in a JSON list."""
     special: tuple[tuple[str, int], ...] = ()
-    """Marks that are special tokens, with their ids: shown on demand, beyond any grammar."""
+    """Marks that are special tokens, with their ids: shown on demand only."""
 
     @property
     def marks(self) -> Marks | None:
@@ -56,9 +56,9 @@ class ChatProfile:
             wanted |= {self.marks.begin, self.marks.end}
         return tuple(sorted(token_id for mark, token_id in self.special if mark in wanted))
 
-    def is_special(self, mark: str) -> bool:
-        """Whether a mark is a token that no grammar can hold."""
-        return any(mark == known for known, _ in self.special)
+    def id_of(self, mark: str) -> int | None:
+        """The id of a mark that is a special token; None for one that is text."""
+        return dict(self.special).get(mark)
 
     def configured(self, tools: str, reasoning: str) -> "ChatProfile":
         """With what an engine was told; "" and "auto" leave what the template says."""

@@ -166,7 +166,6 @@ MAKERS = [
     HermesParser,
     lambda: Llama3Parser(NAMES),
     MistralParser,
-    lambda: MistralParser(opened=True),
     DeepseekParser,
     lambda: ReasoningParser(THINK, opened=False),
     lambda: ReasoningParser(THINK, opened=True),

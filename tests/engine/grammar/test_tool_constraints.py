@@ -1,0 +1,209 @@
+"""A model that draws at random under a demanded call writes one that its own parser reads."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from inferfleet.v1 import inference_pb2 as pb
+from services.common.errors import InvalidArgumentError
+from services.common.parsing.events import CallArguments, CallBegun, Reasoning, Text
+from services.common.parsing.plan import plan_answer
+from services.common.parsing.profile import ChatProfile
+from services.common.parsing.reasoning import ReasoningParser
+from services.common.parsing.tools import read_tools
+from services.engine.grammar.constraint_check import check_constraint
+from services.engine.sampling_params import Constraint
+
+pytestmark = pytest.mark.timeout(240)
+END = 258
+SCHEMAS = {
+    "log_reading": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "values": {"type": "array", "items": {"type": "integer"}, "maxItems": 4},
+        },
+        "required": ["name", "values"],
+        "additionalProperties": False,
+    },
+    "switch": {"properties": {"on": {"type": "boolean"}}, "required": ["on"]},
+}
+PROFILES = {
+    "hermes": ChatProfile("hermes", "none"),
+    "hermes, special marks": ChatProfile(
+        "hermes", "none", special=(("</tool_call>", 256), ("<tool_call>", 257))
+    ),
+    "llama3": ChatProfile("llama3", "none"),
+    "mistral, list": ChatProfile("mistral", "none", special=(("[TOOL_CALLS]", 257),)),
+    "mistral, names": ChatProfile(
+        "mistral", "none", listed=False, special=(("[ARGS]", 256), ("[TOOL_CALLS]", 257))
+    ),
+    "deepseek v3": ChatProfile("deepseek_v3", "none", fenced=True),
+    "deepseek v3.1": ChatProfile("deepseek_v3", "none"),
+}
+
+
+def request(mode, name="", *, strict=None, **parts):
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+    for tool, schema in SCHEMAS.items():
+        chat.tools.add(name=tool, parameters_json=json.dumps(schema), strict=strict)
+    chat.tool_choice.mode = mode
+    chat.tool_choice.name = name
+    return pb.GenerateRequest(chat=chat, **parts)
+
+
+def planned(profile, asked, rendered="x"):
+    return plan_answer(asked, read_tools(asked.chat), profile, rendered, lambda i: bytes([i % 256]))
+
+
+class Model:
+    """Draws at random what the grammar allows; remembers the text."""
+
+    def __init__(self, profile, built, seed, allowed_ids):
+        assert built.problem is None, built.problem
+        self._marks = {token_id: mark for mark, token_id in profile.special}
+        self._matcher = built.grammar.matcher()
+        self._allowed = allowed_ids
+        self._random = random.Random(seed)
+        self._written = b""
+
+    def write(self, text):
+        for byte in text.encode():
+            assert self._matcher.accept(byte), text
+        self._written += text.encode()
+
+    def go_on(self, most=3000):
+        """Up to the end, which it prefers."""
+        for _ in range(most):
+            if self._matcher.spent:
+                return
+            allowed = sorted(i for i in self._allowed(self._matcher) if i <= END)
+            if END in allowed:
+                return
+            printable = [i for i in allowed if i >= 32]
+            token_id = self._random.choice(printable or allowed)
+            assert self._matcher.accept(token_id)
+            mark = self._marks.get(token_id)
+            self._written += mark.encode() if mark else bytes([token_id])
+        raise AssertionError(f"no end: {self.text[-200:]!r}")
+
+    @property
+    def text(self):
+        return self._written.decode(errors="replace")
+
+
+@pytest.fixture
+def model(wait_for, allowed_ids):
+    def make(profile, asked, seed=0, rendered="x"):
+        plan = planned(profile, asked, rendered)
+        constraint = Constraint("structural_tag", plan.constraint.structural_tag)
+        check_constraint(constraint)
+        return Model(profile, wait_for(constraint), seed, allowed_ids), plan
+
+    return make
+
+
+def said(plan, text):
+    """Name and arguments of each call, the reasoning and the text of an answer."""
+    parser = plan.reading.calls()
+    calls, rest, reasoning = [], "", ""
+    if plan.reading.thinking != "closed":
+        reader = ReasoningParser(plan.reading.marks, opened=plan.reading.thinking == "open")
+        pieces = [*reader.feed(text), *reader.finish()]
+        reasoning = "".join(p.text for p in pieces if isinstance(p, Reasoning))
+        text = "".join(p.text for p in pieces if isinstance(p, Text))
+    for event in [*parser.feed(text), *parser.finish()]:
+        if isinstance(event, CallBegun):
+            calls.append([event.name, ""])
+        elif isinstance(event, CallArguments):
+            calls[-1][1] += event.text
+        else:
+            rest += event.text
+    return calls, reasoning, rest
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_required_and_named(model, name):
+    profile = PROFILES[name]
+    for seed, (mode, named) in enumerate(
+        [(pb.ToolChoice.MODE_REQUIRED, ""), (pb.ToolChoice.MODE_NAMED, "switch")] * 3
+    ):
+        writer, plan = model(profile, request(mode, named), seed)
+        writer.go_on()
+        calls, _, rest = said(plan, writer.text)
+        assert calls, writer.text
+        assert not rest
+        for called, arguments in calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[called])
+        if named:
+            assert [called for called, _ in calls] == ["switch"]
+
+
+def test_not_strict_leaves_any_object(model):
+    asked = request(pb.ToolChoice.MODE_REQUIRED, strict=False)
+    writer, plan = model(PROFILES["hermes"], asked)
+    writer.write('<tool_call>\n{"name": "switch", "arguments": {"x": [1, null]}}\n</tool_call>')
+    writer.go_on()
+    assert said(plan, writer.text)[0] == [["switch", '{"x": [1, null]}']]
+
+
+@pytest.mark.parametrize("name", ["hermes", "hermes, special marks"])
+def test_strict_among_free_text(model, name):
+    asked = request(pb.ToolChoice.MODE_AUTO, strict=True)
+    writer, plan = model(PROFILES[name], asked)
+    writer.write("Well, now.")
+    writer.go_on()
+    assert said(plan, writer.text) == ([], "", "Well, now.")
+    if name == "hermes":
+        writer.write("\n<tool_call>\n")
+        writer.go_on()
+        ((called, arguments),) = said(plan, writer.text)[0]
+        jsonschema.validate(json.loads(arguments), SCHEMAS[called])
+
+
+@pytest.mark.parametrize("rendered", ["<think>\n", "x", "<think></think>\n"])
+def test_a_call_after_reasoning(model, rendered):
+    profile = ChatProfile("hermes", "think")
+    writer, plan = model(profile, request(pb.ToolChoice.MODE_REQUIRED), rendered=rendered)
+    if rendered == "x":
+        writer.write("<think>")
+    if not rendered.endswith("</think>\n"):
+        writer.write("I <b> {think}.</think>\n\n")
+    writer.go_on()
+    calls, reasoning, rest = said(plan, writer.text)
+    assert (len(calls), rest) == (1, "")
+    assert reasoning == ("" if rendered.endswith("</think>\n") else "I <b> {think}.")
+
+
+def test_an_answer_in_a_form_or_calls(model):
+    wanted = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    asked = request(pb.ToolChoice.MODE_AUTO, constraint={"json_schema": json.dumps(wanted)})
+    writer, plan = model(PROFILES["hermes"], asked)
+    writer.write('{"a"')
+    writer.go_on()
+    jsonschema.validate(json.loads(said(plan, writer.text)[2]), wanted)
+    writer, plan = model(PROFILES["hermes"], asked)
+    writer.write("<tool_call>")
+    writer.go_on()
+    assert said(plan, writer.text)[0]
+
+
+def test_what_cannot_be_enforced_names_its_tool():
+    asked = request(pb.ToolChoice.MODE_REQUIRED)
+    bad = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
+    asked.chat.tools.add(name="third", parameters_json=json.dumps(bad))
+    for rendered in ("x", "<think>"):
+        plan = planned(ChatProfile("hermes", "think"), asked, rendered)
+        with pytest.raises(InvalidArgumentError) as caught:
+            check_constraint(Constraint("structural_tag", plan.constraint.structural_tag))
+        told = plan.in_callers_words(caught.value)
+        assert told.violations[0].field == "chat.tools[2].parameters"
+        assert told.message.startswith("chat.tools[2].parameters: /properties/n/multipleOf")
+    own = pb.Constraint(json_schema=json.dumps(bad))
+    plan = planned(ChatProfile("hermes", "think"), request(pb.ToolChoice.MODE_NONE, constraint=own))
+    with pytest.raises(InvalidArgumentError) as caught:
+        check_constraint(Constraint("structural_tag", plan.constraint.structural_tag))
+    told = plan.in_callers_words(caught.value)
+    assert told.message.startswith("constraint.json_schema: /properties/n/multipleOf")
