@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inferfleet import __version__
-from inferfleet.cli import chat, demo, down, generate, placement, status, trace, up
+from inferfleet.cli import chat, demo, down, generate, models, placement, status, trace, up
 from inferfleet.cli.errors import CliError
 
-COMMANDS = (up, down, status, generate, chat, trace, placement, demo)
+COMMANDS = (up, down, status, generate, chat, trace, models, placement, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
