@@ -79,6 +79,9 @@ def _starter(cls: Any, directory: Path) -> Iterator[Callable[..., Any]]:
         server.kill()
 
 
+_PEM = serialization.Encoding.PEM
+
+
 class Certificates(NamedTuple):
     """PEM files: a CA, and a certificate of it for 127.0.0.1 with its key."""
 
@@ -87,22 +90,44 @@ class Certificates(NamedTuple):
     key: Path
 
 
+class Authority:
+    """A CA that issues certificates for localhost, 127.0.0.1 and whoever else."""
+
+    def __init__(self, name: str = "test ca") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        made = _certificate(self._name, self._name, self._key.public_key(), is_ca=True)
+        self.pem: bytes = made.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
+
+    def issue(self, folder: Path, *trusted: bytes, name: str = "127.0.0.1") -> Certificates:
+        """Write ca.pem (this CA, and `trusted`), cert.pem and key.pem, each whole or not at all."""
+        files = Certificates(*(folder / f"{part}.pem" for part in Certificates._fields))
+        key = ec.generate_private_key(ec.SECP256R1())
+        cert = _certificate(_name(name), self._name, key.public_key(), is_ca=False)
+        private = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        contents = (
+            self.pem + b"".join(trusted),
+            cert.sign(self._key, hashes.SHA256()).public_bytes(_PEM),
+            key.private_bytes(_PEM, *private),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in zip(files, contents, strict=True):
+            path.with_suffix(".new").write_bytes(content)
+            path.with_suffix(".new").replace(path)
+        return files
+
+
+@pytest.fixture(scope="session")
+def make_authority() -> type[Authority]:
+    """Makes CAs."""
+    return Authority
+
+
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """For servers and clients on the loopback."""
     folder = tmp_path_factory.mktemp("certificates")
-    files = Certificates(*(folder / f"{name}.pem" for name in Certificates._fields))
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca_name = _name("test ca")
-    ca = _certificate(ca_name, ca_name, ca_key.public_key(), is_ca=True)
-    cert = _certificate(_name("127.0.0.1"), ca_name, key.public_key(), is_ca=False)
-    pem = serialization.Encoding.PEM
-    files.ca.write_bytes(ca.sign(ca_key, hashes.SHA256()).public_bytes(pem))
-    files.cert.write_bytes(cert.sign(ca_key, hashes.SHA256()).public_bytes(pem))
-    files.key.write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return files
+    return Authority().issue(folder)
 
 
 def _name(common_name: str) -> x509.Name:
@@ -121,5 +146,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: Any, *, is_ca: bool
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([address, x509.DNSName("localhost")]), critical=False
+        )
     )

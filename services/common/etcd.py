@@ -40,6 +40,8 @@ from services.common.etcd_wire import (
     operation_of,
     prefix_request,
 )
+from services.common.fresh_channel import FreshChannel
+from services.common.tls_files import TlsFiles
 
 __all__ = [
     "Change",
@@ -93,6 +95,7 @@ class Etcd:
         tls: needed for https:// endpoints; used for those without a scheme if given.
         user, password: of etcd's own authentication; empty for none.
         timeout_s: of one call over all endpoints.
+        files: where `tls` comes from; replaced ones are used by new connections.
     """
 
     def __init__(
@@ -103,11 +106,13 @@ class Etcd:
         user: str = "",
         password: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        files: TlsFiles | None = None,
     ) -> None:
         if not endpoints:
             raise ValueError("etcd needs at least one endpoint")
         self._endpoints = [parse_endpoint(endpoint) for endpoint in endpoints]
         self._tls = tls
+        self._files = files
         self._user = user
         self._password = password
         self._timeout_s = timeout_s
@@ -296,7 +301,7 @@ class Etcd:
         if member is None:
             target, wants_tls = self._endpoints[index]
             tls = self._tls or (Tls() if wants_tls else None)
-            member = self._members[index] = _Member(target, tls)
+            member = self._members[index] = _Member(target, tls, self._files)
         if member.metadata is None:
             member.metadata = ()
             if self._user:
@@ -310,9 +315,12 @@ class Etcd:
 class _Member:
     """One endpoint's channel and stubs."""
 
-    def __init__(self, target: str, tls: Tls | None) -> None:
+    def __init__(self, target: str, tls: Tls | None, files: TlsFiles | None) -> None:
+        self.channel: grpc.aio.Channel
         if tls is None:
             self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        elif files is not None:
+            self.channel = FreshChannel(target, files, _OPTIONS)
         else:
             pair = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
             self.channel = grpc.aio.secure_channel(target, pair, options=_OPTIONS)

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.common.config import ConfigError, read_secret, setting
 from services.common.etcd import DEFAULT_TIMEOUT_S, Etcd, Tls, parse_endpoint
+from services.common.tls_files import TlsFiles
 
 _CA, _CERT, _KEY = "etcd_tls_ca_file", "etcd_tls_cert_file", "etcd_tls_key_file"
 
@@ -57,7 +58,14 @@ def connect(config: EtcdKeys, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Etcd:
     if config.etcd_user:
         password = read_secret(config.etcd_password_file, "etcd_password_file")
     tls = _tls(config)
-    return Etcd(config.etcd, tls=tls, user=config.etcd_user, password=password, timeout_s=timeout_s)
+    return Etcd(
+        config.etcd,
+        tls=tls,
+        user=config.etcd_user,
+        password=password,
+        timeout_s=timeout_s,
+        files=TlsFiles(*(getattr(config, name) for name in (_CA, _CERT, _KEY))) if tls else None,
+    )
 
 
 def _need_both(config: EtcdKeys, *names: str) -> None:

@@ -17,7 +17,9 @@ from grpc_reflection.v1alpha import reflection
 
 from services.common import errors
 from services.common.config import ConfigError, read_secret
+from services.common.fresh_channel import FreshChannel
 from services.common.service_config import ServiceConfig
+from services.common.tls_files import Pems, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class Membership:
     ca: bytes | None = None
     cert: bytes | None = None
     key: bytes | None = None
+    files: TlsFiles | None = None
+    """Where the three come from; new connections then use what is there when they are made."""
 
     @classmethod
     def from_config(cls, config: ServiceConfig) -> "Membership":
@@ -83,8 +87,17 @@ class Membership:
             token = read_secret(config.fleet_token_file, "fleet_token_file")
         if missing:
             return cls(token=token)
-        ca, cert, key = (_read(paths[name], name) for name in names)
-        return cls(token=token, ca=ca, cert=cert, key=key)
+        for name in names:
+            _check_readable(paths[name], name)
+        try:
+            files = TlsFiles(*(paths[name] for name in names))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"tls_cert_file: {paths['tls_cert_file']} with its tls_key_file and tls_ca_file is "
+                f"no certificate in PEM: {error}"
+            ) from error
+        _, pems = files.newest()
+        return cls(token=token, ca=pems.ca, cert=pems.cert, key=pems.key, files=files)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -95,6 +108,8 @@ class Membership:
         """A channel to another member; connects on first use and reconnects by itself."""
         if self.ca is None:
             return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        if self.files is not None:
+            return FreshChannel(address, self.files, _CHANNEL_OPTIONS)
         credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
         return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
 
@@ -111,18 +126,40 @@ class Membership:
             if self.ca is None:
                 port = server.add_insecure_port(address)
             else:
-                pair = [(self.key or b"", self.cert or b"")]
-                credentials = grpc.ssl_server_credentials(
-                    pair,
-                    root_certificates=self.ca if members_only else None,
-                    require_client_auth=members_only,
-                )
-                port = server.add_secure_port(address, credentials)
+                port = server.add_secure_port(address, self._server_credentials(members_only))
         except RuntimeError as error:
             raise ConfigError(f"port: cannot listen on {address}: {error}") from error
         if port == 0:
             raise ConfigError(f"port: cannot listen on {address}")
         return port
+
+    def _server_credentials(self, members_only: bool) -> grpc.ServerCredentials:
+        given, files = 1, self.files
+
+        def configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration(
+                [(pems.key or b"", pems.cert or b"")],
+                root_certificates=pems.ca if members_only else None,
+            )
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            """Asked before each handshake, by a thread of gRPC's own."""
+            nonlocal given
+            if files is None:
+                return None
+            version, pems = files.newest()
+            if version == given:
+                return None
+            given = version
+            return configuration(pems)
+
+        first = Pems(self.ca, self.cert, self.key)
+        if files is not None:
+            given, first = files.newest()
+        fetch: Any = newer  # None is allowed, whatever the stub's type says
+        return grpc.dynamic_ssl_server_credentials(
+            configuration(first), fetch, require_client_authentication=members_only
+        )
 
 
 def make_server(
@@ -285,9 +322,9 @@ async def _abort(
     await context.abort(error.code, error.message[:1024], errors.trailers_of(error))
 
 
-def _read(path: str, key: str) -> bytes:
+def _check_readable(path: str, key: str) -> None:
     try:
-        return Path(path).read_bytes()
+        Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
 

@@ -17,6 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
+from services.common.redis_tls import read_files_anew
 from services.kvcache.primaries import Finder, parse
 
 log = logging.getLogger(__name__)
@@ -274,7 +275,9 @@ def _pool(url: str, settings: StoreSettings) -> aioredis.ConnectionPool:
         options["password"] = settings.password
     if url.startswith("rediss:"):
         options |= _tls(settings)
-    return aioredis.BlockingConnectionPool.from_url(url, **options)
+    pool = aioredis.BlockingConnectionPool.from_url(url, **options)
+    read_files_anew(pool)
+    return pool
 
 
 def _place(url: str) -> str:
