@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from services.common import errors
+from services.common.fresh_channel import closed_when_idle
 from services.common.rpc import ENGINE_ID_KEY, Membership
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Balancers:
         self._retry_s = retry_s
         self._stall_s = stall_s
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._turn = 0
         self._silent_until: dict[str, float] = {}
 
@@ -142,6 +144,10 @@ class Balancers:
 
     async def close(self) -> None:
         """Close all channels; idempotent."""
+        leaving = list(self._leaving)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
@@ -150,8 +156,10 @@ class Balancers:
         """Close the channels of balancers that are no longer there."""
         present = set(self._addresses())
         for address in [a for a in self._channels if a not in present]:
-            # Streams that still run on it go on until they end.
-            await self._channels.pop(address).close(grace=None)
+            # Closing cancels: one that drains has streams, which are to end by themselves.
+            task = asyncio.ensure_future(closed_when_idle(self._channels.pop(address)))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
             self._silent_until.pop(address, None)
 
     def _warn(self, address: str, message: str) -> None:

@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 
+from inferfleet.internal.v1 import engine_pb2
 from inferfleet.v1 import inference_pb2
 from services.common import errors
 from services.common.rpc import Membership
@@ -92,6 +93,32 @@ async def test_one_that_is_away_is_told_of_once_a_second(caplog, free_port):
     assert all(isinstance(outcome, errors.UnavailableError) for outcome in outcomes)
     told = [record for record in caplog.records if address in record.getMessage()]
     assert 1 <= len(told) <= 1 + took_s / WARN_EVERY_S
+
+
+async def test_a_stream_goes_on_at_one_that_has_left_the_registry(engine):
+    """As a balancer does that drains: it takes no more and ends what it has."""
+    go_on = asyncio.Event()
+
+    async def paused(asked, double):
+        yield double.started(asked)
+        await go_on.wait()
+        yield double.summary(asked, 0)
+
+    engine.script = paused
+    present = [engine.address]
+    balancers = Balancers(lambda: present, Membership(), retry_s=0.1, stall_s=30)
+    upstream = await balancers.open(
+        engine_pb2.EngineRequest().SerializeToString(), (), time.monotonic() + 30
+    )
+    messages = upstream.messages()
+    await anext(messages)
+    present.clear()
+    await balancers.forget_absent()
+    with pytest.raises(errors.UnavailableError, match="no balancer is known"):
+        await balancers.open(b"", (), time.monotonic() + 30)
+    go_on.set()
+    assert len([raw async for raw in messages]) == 1
+    await balancers.close()
 
 
 async def test_one_that_says_when_to_come_back_is_believed(pair):
