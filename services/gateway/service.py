@@ -89,8 +89,7 @@ class GatewayService:
         self._server = rpc.make_server()
         self._http = HttpServer(
             make_app(self._rooms, access, self._catalog),
-            cert_file=config.tls_cert_file,
-            key_file=config.tls_key_file,
+            self._membership.files,
         )
         self._health = rpc.add_health_and_reflection(self._server, [SERVICE])
         self._tasks: list[asyncio.Task[None]] = []

@@ -1,5 +1,6 @@
 """With certificates both public faces are encrypted, and ask their callers for none."""
 
+import asyncio
 import datetime
 import ssl
 
@@ -12,10 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from inferfleet import AsyncClient
+from inferfleet.v1 import inference_pb2
 from services.common.config import ConfigError
 from services.common.rpc import Membership
 from services.gateway.config import GatewayConfig
-from services.gateway.testing import EngineDouble, running_gateway
+from services.gateway.testing import EngineDouble, running_gateway, say_hello
 
 
 @pytest.fixture
@@ -73,3 +75,62 @@ async def test_a_bad_certificate_is_named(files, engine, tmp_path):
     with pytest.raises(ConfigError, match="tls_cert_file"):
         async with running_gateway(engine, **keys):
             pass
+
+
+async def test_new_certificates_are_used_without_dropping_streams(
+    make_authority, tmp_path, monkeypatch
+):
+    """Both faces and the way inside, all with one certificate that is replaced."""
+    monkeypatch.setattr("services.common.tls_files.LOOK_AGAIN_S", 0.0)
+    old, new = make_authority("old"), make_authority("new")
+    made = old.issue(tmp_path)
+    keys = {f"tls_{name}_file": str(path) for name, path in made._asdict().items()}
+    go_on = asyncio.Event()
+
+    async def paused(request, double):
+        yield double.started(request)
+        yield double.delta(request, 0, "a", [97])
+        await go_on.wait()
+        yield double.delta(request, 0, "b", [98])
+        yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_EOS"})
+        yield double.summary(request, 2)
+
+    double = EngineDouble()
+    await double.start(Membership.from_config(GatewayConfig(**keys)))
+    body = {"model": "tiny", "prompt": "x", "stream": True}
+    async with running_gateway(double, **keys) as gateway:
+        http, port = (address.split(":")[1] for address in (gateway.http, gateway.address))
+        trust = ssl.create_default_context(cafile=str(made.ca))
+        async with (
+            httpx.AsyncClient(verify=trust, base_url=f"https://localhost:{http}") as client,
+            AsyncClient(f"localhost:{port}", ca_file=str(made.ca)) as fleet,
+        ):
+            double.script = paused
+            stream = aiter(await fleet.generate("x"))
+            await anext(stream)
+            async with client.stream("POST", "/v1/completions", json=body) as lines:
+                text = lines.aiter_text()
+                first = await anext(text)
+                new.issue(tmp_path)
+                serial = x509.load_pem_x509_certificate(made.cert.read_bytes()).serial_number
+                for face in (http, port):
+                    assert await shown_by(face) == serial
+                # Who trusts the new CA is answered, over all hops, by new connections.
+                double.script = say_hello
+                async with AsyncClient(f"localhost:{port}", ca_file=str(made.ca)) as later:
+                    assert (await later.complete("x")).text == double.reply
+                go_on.set()
+                assert "[DONE]" in first + "".join([part async for part in text])
+            assert [part async for part in stream]
+    await double.stop()
+
+
+async def shown_by(port: str) -> int:
+    """Serial number of the certificate that a new connection is shown."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return x509.load_der_x509_certificate(der).serial_number

@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from services.common.config import ConfigError
+from services.common.tls_files import TlsFiles
+
+MakeContext = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
@@ -34,15 +37,11 @@ class HttpServer:
 
     Args:
         app: the application.
-        cert_file, key_file: serve HTTPS with these; empty for HTTP.
-
-    Raises:
-        ConfigError: the two files are no certificate and its key.
+        files: serve HTTPS with these, and with what replaces them; None for HTTP.
     """
 
-    def __init__(self, app: ASGIApp, *, cert_file: str = "", key_file: str = "") -> None:
-        if cert_file:
-            _check_pair(cert_file, key_file)
+    def __init__(self, app: ASGIApp, files: TlsFiles | None = None) -> None:
+        _, cert_file, key_file = files.paths if files is not None else ("", "", "")
         self._server = _Embedded(
             uvicorn.Config(
                 app,
@@ -53,6 +52,7 @@ class HttpServer:
                 log_level="warning",
                 ssl_certfile=cert_file or None,
                 ssl_keyfile=key_file or None,
+                ssl_context_factory=_renewing(files) if files is not None else None,
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -85,13 +85,28 @@ class HttpServer:
             await asyncio.wait({task})
 
 
-def _check_pair(cert_file: str, key_file: str) -> None:
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert_file, key_file)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"tls_cert_file: {cert_file} with tls_key_file {key_file} is no certificate: {error}"
-        ) from error
+def _renewing(files: TlsFiles) -> MakeContext:
+    """Contexts that look at the files before each handshake."""
+
+    def make(config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        del config
+        version, newest = files.newest()[0], default()
+
+        def look(handshake: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            del name, first
+            nonlocal version, newest
+            now, _ = files.newest()
+            if now != version:
+                # A context of its own: one that is in use must not change.
+                with contextlib.suppress(OSError):  # replaced again just now: next time
+                    version, newest = now, default()
+            handshake.context = newest
+
+        listening = default()
+        listening.sni_callback = look  # called for clients that name no server as well
+        return listening
+
+    return make
 
 
 def _listen(host: str, port: int) -> socket.socket:
