@@ -117,7 +117,7 @@ def _compile(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Any:
         case "ebnf":
             return compiler.compile_grammar(job.text)
         case "choice":
-            literals = (json.dumps(text, ensure_ascii=True) for text in job.choices)
+            literals = (json.dumps(text, ensure_ascii=False) for text in job.choices)
             return compiler.compile_grammar("root ::= " + " | ".join(literals))
         case "structural_tag":
             return compiler.compile_structural_tag(tag_of(job.text))
