@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from benchmarks.route_trace.trace import BLOCK_SIZE, NAMESPACE, Request
-from services.balancer.engine_view import EngineState, EngineView
+from services.balancer.decayed_sum import DecayedSum
+from services.balancer.engine_view import RECENT_S, EngineState, EngineView
 from services.engine.blocks import Blocks
 from services.engine.scheduling import PrefillShare
 from services.engine.timing import RoundTimer
@@ -87,6 +88,8 @@ class Engine:
         self._round: _Round | None = None
         self._first_token_s: dict[Running, float] = {}
         self._timer = RoundTimer(lambda: 0.0)
+        self._now_s = 0.0
+        self._recent_uncached = DecayedSum(RECENT_S, lambda: self._now_s)
 
     @property
     def occupancy(self) -> int:
@@ -107,7 +110,10 @@ class Engine:
         """
         if _num_blocks(request) > self.rates.num_blocks:
             raise ValueError(f"request {request.number} needs {_num_blocks(request)} blocks")
-        self._waiting.append(Running(request, max(request.input_length - matched_tokens, 1)))
+        uncached = max(request.input_length - matched_tokens, 1)
+        self._now_s = now_s
+        self._recent_uncached.add(uncached)
+        self._waiting.append(Running(request, uncached))
         if self._round is None:
             self._plan(now_s)
         else:
@@ -115,6 +121,7 @@ class Engine:
 
     def advance(self, now_s: float) -> None:
         """Let all rounds end that end until then."""
+        self._now_s = now_s
         while (current := self._round) is not None:
             done = current.repeats
             if current.began_s + current.seconds * done > now_s:
@@ -143,6 +150,7 @@ class Engine:
             in_flight=self.occupancy,
             occupancy=self.occupancy,
             queued_uncached=queued,
+            recent_uncached=self._recent_uncached.value,
             held_blocks=held,
             total_blocks=rates.num_blocks,
             prefill_tokens_per_s=timer.prefill_tokens_per_s,

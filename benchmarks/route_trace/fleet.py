@@ -5,16 +5,17 @@ contiguous prefix per owner, fed by the engines' events. It is never late and ne
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
 
 from benchmarks.route_trace.engine import Engine, Finished, Rates
-from benchmarks.route_trace.trace import BLOCK_SIZE, Request
+from benchmarks.route_trace.trace import BLOCK_SIZE, NAMESPACE, Request
 from services.balancer.engine_view import Asked, CostModel, EngineView
+from services.balancer.prefix_holds import PrefixHolds
 from services.balancer.prefix_match import Matches
 from services.balancer.router import Router
-from services.common.block_hash import INDEX_HASH_BYTES, BlockHash
+from services.common.block_hash import INDEX_HASH_BYTES, BlockHash, join_for_index
 from services.engine.blocks import Blocks
 from services.engine.messages import RemovedBlocks, StoredBlocks
 
@@ -90,14 +91,20 @@ class Fleet:
             name: Engine(name, rates) for name in (f"engine-{i:03}" for i in range(num_engines))
         }
         self.index = Index()
+        self.holds = PrefixHolds()
         self.deciding_s = 0.0
+        self._releases: dict[int, Callable[[], None]] = {}
         self._router = Router(policy, self._views, _has_room, cost=cost, rng=Random(seed))
 
     def advance(self, now_s: float) -> None:
         """Let the engines work until then, and tell the index."""
         for engine in self.engines.values():
+            told = len(engine.finished)
             engine.advance(now_s)
             self.index.feed(engine)
+            for ended in engine.finished[told:]:
+                if (release := self._releases.pop(ended.number, None)) is not None:
+                    release()
 
     def send(self, request: Request, now_s: float) -> str:
         """Route one request; the engine's id."""
@@ -106,11 +113,14 @@ class Fleet:
             str(request.number), "m", range(request.input_length), session_id=request.session
         )
         found = self.index.match(request.chain[: request.reusable])
-        matches = Matches(True, {(name, 1): n * BLOCK_SIZE for name, n in found.items()})
+        tokens = {(name, 1): n * BLOCK_SIZE for name, n in found.items()}
+        chain = join_for_index(request.chain[: request.reusable])
+        matches = Matches(True, tokens, {(NAMESPACE, BLOCK_SIZE): chain}, self.holds)
         choice, _ = self._router.choose(asked, self._router.eligible(asked), matches)
         self.deciding_s += time.perf_counter() - began
         engine = self.engines[choice.candidate.engine.engine_id]
         engine.add(request, now_s, choice.candidate.matched_tokens)
+        self._releases[request.number] = self.holds.hold((engine.engine_id, 1), chain)
         self.index.feed(engine)
         return engine.engine_id
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+RECENT_S = 60.0
+
 
 class EngineState(StrEnum):
     """Whether an engine gets new work; only `SERVING` does."""
@@ -38,6 +40,9 @@ class EngineView:
     """All requests at the engine, other balancers' included."""
     queued_uncached: int = 0
     """Prompt tokens it has still to compute."""
+    recent_uncached: float = 0.0
+    """Prompt tokens lately sent here to be computed (a sum with RECENT_S of memory): each of them
+    takes the place of an older one in the cache."""
     held_blocks: int = 0
     total_blocks: int = 0
     prefill_tokens_per_s: float = 0.0
@@ -84,6 +89,8 @@ class CostModel:
     """λ in seconds."""
     recompute_weight: float = 8.0
     """κ: what a second of prefill costs the fleet; found with benchmarks.route_trace."""
+    turnover_weight: float = 2.0
+    """η: what it costs besides where the cache turns over as fast as the others' on average."""
     default_prefill_tokens_per_s: float = 1000.0
     default_decode_round_s: float = 0.03
     max_utilisation: float = 0.98

@@ -87,6 +87,8 @@ class Exchange:
         self._interruption = Interruption()
         self.greeted = False
         """Whether the initial metadata has been sent."""
+        self.revision = ""
+        """Of the engine that answered first."""
         self._charged_tokens = 0
 
     async def messages(self) -> AsyncIterator[bytes]:
@@ -207,6 +209,8 @@ class Exchange:
             seats=asked.num_choices,
             on_lost=call.cancel,
         )
+        life = engine.engine_id, engine.epoch_ms
+        ticket.on_end = rooms.matcher.holds.hold(life, self._matches.chain_for(engine))
         self._grant.use()
         return _Attempt(engine, ticket, decision, call)
 
@@ -266,6 +270,7 @@ class Exchange:
     async def _greet(self, engine: EngineView) -> None:
         """Tell the caller, once, who answers."""
         self.greeted = True
+        self.revision = engine.revision
         self._rooms.stats.first_message_s.observe(time.monotonic() - self._began)
         await self._context.send_initial_metadata(
             ((REQUEST_ID_KEY, self._asked.request_id), (ENGINE_ID_KEY, engine.engine_id))

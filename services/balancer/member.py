@@ -11,7 +11,8 @@ import grpc
 
 from inferfleet.internal.v1 import engine_pb2
 from services.balancer.breaker import Breaker
-from services.balancer.engine_view import EngineState, EngineView
+from services.balancer.decayed_sum import DecayedSum
+from services.balancer.engine_view import RECENT_S, EngineState, EngineView
 
 # A report this soon after a dispatch may have been written before the request arrived.
 CREDIT_GRACE_S = 0.02
@@ -42,6 +43,8 @@ class Ticket:
     """Called when the engine is given up: cancels the call to it."""
     lost: str = ""
     """Why the engine was given up under this request, if it was."""
+    on_end: Callable[[], object] | None = None
+    """Called once, when the engine has it no more."""
     credited: bool = True
     """Not yet contained in a load report."""
     ended: bool = False
@@ -50,6 +53,8 @@ class Ticket:
         """The engine has the request no more; idempotent, the first outcome counts."""
         if not self.ended:
             self.ended = True
+            if self.on_end is not None:
+                self.on_end()
             self.member.ended(self, outcome)
 
 
@@ -83,6 +88,7 @@ class Member:
         self._ended_since_report = 0
         self._tickets: set[Ticket] = set()
         self._stall_limit_s = stall_limit_s
+        self._recent_uncached = DecayedSum(RECENT_S, clock)
         self._clock = clock
 
     @property
@@ -102,6 +108,7 @@ class Member:
         now = self._clock()
         ticket = Ticket(self, uncached_tokens, blocks, seats, now, on_lost)
         self._tickets.add(ticket)
+        self._recent_uncached.add(uncached_tokens)
         self.breaker.began(now)
         return ticket
 
@@ -186,6 +193,7 @@ class Member:
             in_flight=len(self._tickets),
             occupancy=max(own_seats, max(reported, 0) + len(credited) + extra_seats),
             queued_uncached=load.uncached_tokens_queued + sum(t.uncached_tokens for t in credited),
+            recent_uncached=self._recent_uncached.value,
             held_blocks=load.held_blocks + sum(t.blocks for t in credited),
             total_blocks=load.total_blocks or info.num_blocks,
             prefill_tokens_per_s=load.prefill_tokens_per_s,

@@ -18,6 +18,7 @@ from opentelemetry.context import Context
 from inferfleet.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
 from services.balancer.breaker import Breaker
 from services.balancer.engine_view import Asked, EngineView
+from services.balancer.prefix_holds import PrefixHolds
 from services.common import block_hash, telemetry
 from services.common.rpc import REQUEST_ID_KEY, Membership
 
@@ -31,10 +32,23 @@ class Matches:
     known: bool
     tokens: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Matched prompt tokens by (engine id, epoch)."""
+    chains: Mapping[tuple[bytes, int], bytes] = field(default_factory=dict)
+    """Joined hashes of the prompt's blocks, by hash namespace and block size."""
+    holds: PrefixHolds | None = None
+    """What running requests hold, known before any event tells it."""
 
     def of(self, engine: EngineView) -> int:
-        """Tokens of the prompt that this life of the engine holds."""
-        return self.tokens.get((engine.engine_id, engine.epoch_ms), 0)
+        """Tokens of the prompt that this life of the engine holds, or is about to."""
+        life = engine.engine_id, engine.epoch_ms
+        indexed = self.tokens.get(life, 0)
+        chain = self.chain_for(engine)
+        if self.holds is None or not chain:
+            return indexed
+        return max(indexed, self.holds.matched(life, chain) * engine.block_size)
+
+    def chain_for(self, engine: EngineView) -> bytes:
+        """The prompt's blocks as this engine names them; empty if none can be reused."""
+        return self.chains.get((engine.hash_namespace, engine.block_size), b"")
 
 
 UNKNOWN = Matches(known=False)
@@ -64,6 +78,7 @@ class PrefixMatcher:
         self._tracer = tracer
         self._observe = observe
         self._clock = clock
+        self.holds = PrefixHolds()
         self.breaker = Breaker()
 
     async def close(self) -> None:
@@ -74,22 +89,24 @@ class PrefixMatcher:
     async def match(self, asked: Asked, engines: Sequence[EngineView], parent: Context) -> Matches:
         """What the engines hold of the prompt; never raises because the index is away."""
         kinds = {(engine.hash_namespace, engine.block_size) for engine in engines}
-        chains = [(size, chain) for space, size in kinds if (chain := _chain(asked, space, size))]
-        if self._channel is None or not asked.use_cache or not chains:
+        chains = {}
+        if asked.use_cache:
+            chains = {kind: chain for kind in kinds if (chain := _chain(asked, *kind))}
+        if self._channel is None or not chains:
             self._observe("skipped", 0.0)
             # With nothing to look up the answer is known: no engine holds anything of use.
-            return UNKNOWN if self._channel is None else Matches(known=True)
+            return Matches(self._channel is not None, {}, chains, self.holds)
         began = self._clock()
         if not self.breaker.admits(began):
             self._observe("skipped", 0.0)
-            return UNKNOWN
+            return Matches(False, {}, chains, self.holds)
         self.breaker.began(began)
         answers = await asyncio.gather(
-            *(self._ask(asked, size, chain, parent) for size, chain in chains)
+            *(self._ask(asked, size, chain, parent) for (_, size), chain in chains.items())
         )
         tokens = {key: n for answer in answers for key, n in answer.tokens.items()}
         known = all(answer.known for answer in answers)
-        return Matches(known, tokens)
+        return Matches(known, tokens, chains, self.holds)
 
     async def _ask(self, asked: Asked, block_size: int, chain: bytes, parent: Context) -> Matches:
         assert self._channel is not None

@@ -7,7 +7,8 @@ from services.balancer.config import BalancerConfig
 from services.balancer.engine_view import Asked, EngineView
 from services.balancer.failure import Failure
 from services.balancer.incoming import Incoming, for_attempt
-from services.balancer.router import EngineLife, Origin
+from services.balancer.prefix_holds import EngineLife
+from services.balancer.router import Origin
 from services.common.continuation import StreamLedger
 from services.common.errors import AbortedError, FleetError, UnavailableError
 

@@ -16,14 +16,12 @@ from services.balancer.engine_view import (
     Situation,
 )
 from services.balancer.policies import POLICIES, Policy, find_policy
+from services.balancer.prefix_holds import EngineLife
 from services.balancer.prefix_match import Matches
 
 log = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 60.0
-
-EngineLife = tuple[str, int]
-"""Engine id and epoch: a restarted engine is another one."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,10 @@ class RunServicer:
             closed = True
             exchange.close()
             span.end()
-            self._rooms.stats.requests.labels(asked.model, status).inc()
+            stats = self._rooms.stats
+            stats.requests.labels(asked.model, status).inc()
+            revision = exchange.revision or asked.revision
+            stats.revision_requests.labels(asked.model, revision, status).inc()
             self._running.discard(exchange)
             if not self._running:
                 self._idle.set()

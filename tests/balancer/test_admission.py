@@ -182,7 +182,8 @@ async def test_nobody_overtakes_a_wide_request_that_waits_for_its_places():
     (narrow,) = await door.queue("narrow")
     door.admission.pump()
     await asyncio.sleep(0)
-    assert not task.done() and not narrow.done()
+    assert not task.done()
+    assert not narrow.done()
     door.occupy(0)
     (await task).leave()
     (await narrow).leave()
@@ -237,7 +238,8 @@ async def test_lanes_of_two_revisions_share_nothing_but_engines_of_both():
     (await anywhere).leave()
     first.leave()
     (await waiting).leave()
-    assert not door._reserved and not door.counters.active
+    assert not door._reserved
+    assert not door.counters.active
 
 
 async def test_a_revision_without_engines_is_told_as_such():

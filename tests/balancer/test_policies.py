@@ -91,7 +91,8 @@ def test_the_parts_add_up_to_the_formula():
     assert score.parts == pytest.approx(
         {
             "prefill_s": 0.06,
-            "burden_s": 7 * 0.06,
+            "burden_s": (CostModel().recompute_weight - 1) * 0.06,
+            "turnover_s": CostModel().turnover_weight * 0.06,
             "queued_s": 0.5,
             "pressure_s": 0.5,
             "decode_s": 10 * 0.03 * 0.5,
@@ -103,6 +104,17 @@ def test_the_parts_add_up_to_the_formula():
 def test_a_full_pool_is_clamped():
     full = least_time.score_all(situation(Candidate(view("e", held_blocks=100))))["e"]
     assert full.parts["pressure_s"] == pytest.approx(0.5 * 0.98 / 0.02)
+
+
+def test_an_unknown_prompt_goes_where_the_cache_is_stale():
+    busy, calm = view("busy", recent_uncached=900.0), view("calm", recent_uncached=100.0)
+    assert chosen("least_time", Candidate(busy), Candidate(calm)) == "calm"
+    scores = least_time.score_all(situation(Candidate(busy), Candidate(calm)))
+    parts = [scores[name].parts["turnover_s"] for name in ("busy", "calm")]
+    weight = CostModel().turnover_weight
+    assert parts == pytest.approx([weight * 1.8 * 0.1, weight * 0.2 * 0.1])
+    large = view("large", recent_uncached=900.0, total_blocks=10_000)
+    assert chosen("least_time", Candidate(large), Candidate(calm)) == "large", "by its size"
 
 
 def test_an_engine_without_measurements_gets_its_peers_rate():
@@ -124,7 +136,7 @@ def test_a_hot_prefix_spreads_when_waiting_costs_more_than_recomputing():
             Candidate(view("other")),
         )
 
-    saved = 96 * CostModel().recompute_weight
+    saved = 96 * (CostModel().recompute_weight + CostModel().turnover_weight)
     assert winner(0) == "holder"
     assert winner(int(saved) - 4) == "holder"
     assert winner(int(saved) + 4) == "other"

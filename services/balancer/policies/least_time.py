@@ -1,11 +1,15 @@
 """`least_time`: the engine with the least expected seconds; ties are broken by chance.
 
     expected = (κ · uncached after match + queued uncached) / prefill rate
+             + η · turnover / mean turnover · uncached after match / prefill rate
              + λ · u / (1 − u)              u = held blocks / total blocks, at most 0.98
              + expected output · decode round · b / (b + half batch)
 
 The last part is what the b requests already there add to each token. κ > 1 because a token that is
 computed again costs others too: all behind it wait, and its block takes the place of another one.
+What that place is worth depends on the engine: where much was computed lately (turnover, by the
+size of the cache) even the oldest block is young. So prompts that nobody knows go where the cache
+is stale, and all caches remember about as long: together they come near to one cache.
 There are no thresholds: a hot prefix spreads as soon as waiting costs κ times its recomputing. An
 engine that has not measured a rate yet is given its peers' median.
 """
@@ -14,7 +18,14 @@ from collections.abc import Iterable
 from random import Random
 from statistics import median
 
-from services.balancer.engine_view import Candidate, Choice, CostModel, Score, Situation
+from services.balancer.engine_view import (
+    Candidate,
+    Choice,
+    CostModel,
+    EngineView,
+    Score,
+    Situation,
+)
 
 
 def choose(situation: Situation, rng: Random) -> Choice:
@@ -36,6 +47,7 @@ def score_all(situation: Situation) -> dict[str, Score]:
     )
     decode_round_s = _typical((e.decode_round_s for e in engines), cost.default_decode_round_s)
     prompt_tokens = len(situation.asked.token_ids)
+    mean_turnover = sum(turnover(engine) for engine in engines) / len(engines)
     return {
         candidate.engine.engine_id: _score(
             candidate,
@@ -44,6 +56,7 @@ def score_all(situation: Situation) -> dict[str, Score]:
             situation.asked.expected_output,
             candidate.engine.prefill_tokens_per_s or prefill_rate,
             candidate.engine.decode_round_s or decode_round_s,
+            turnover(candidate.engine) / mean_turnover if mean_turnover else 1.0,
         )
         for candidate in situation.candidates
     }
@@ -56,6 +69,7 @@ def _score(
     expected_output: int,
     prefill_rate: float,
     decode_round_s: float,
+    relative_turnover: float,
 ) -> Score:
     engine = candidate.engine
     # The last prompt token is always computed: its logits are wanted.
@@ -65,11 +79,17 @@ def _score(
     parts = {
         "prefill_s": uncached / prefill_rate,
         "burden_s": (cost.recompute_weight - 1) * uncached / prefill_rate,
+        "turnover_s": cost.turnover_weight * relative_turnover * uncached / prefill_rate,
         "queued_s": engine.queued_uncached / prefill_rate,
         "pressure_s": cost.pressure_s * held / (1.0 - held),
         "decode_s": expected_output * decode_round_s * others,
     }
     return Score(sum(parts.values()), parts)
+
+
+def turnover(engine: EngineView) -> float:
+    """How much of its cache was written lately, as a share."""
+    return engine.recent_uncached / max(engine.total_blocks * engine.block_size, 1)
 
 
 def _typical(rates: Iterable[float], default: float) -> float:
