@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from inferfleet.cli.errors import CliError
 from inferfleet.cli.supervisor import state_dir
 from inferfleet.cli.supervisor.options import DRAIN_GRACE_S, Options, threads_per_engine
+from inferfleet.cli.supervisor.other_process import ended
 
 if TYPE_CHECKING:
     from inferfleet.cli.supervisor.fleet import Fleet
@@ -40,6 +41,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_fleet_options(parser)
     parser.add_argument(
         "--detach", action="store_true", help="return when the fleet serves; `down` stops it"
+    )
+    parser.add_argument(
+        "--end-with",
+        type=int,
+        metavar="PID",
+        help="stop the fleet when that process ends, in whatever way: for scripts and tests",
     )
     parser.add_argument(
         "--in-background", dest="detached", action="store_true", help=argparse.SUPPRESS
@@ -127,13 +134,19 @@ def run(args: argparse.Namespace) -> int:
         await asyncio.Event().wait()
         return 0
 
-    return asyncio.run(with_fleet(options, serve))
+    return asyncio.run(with_fleet(options, serve, end_with=args.end_with))
 
 
-async def with_fleet(options: Options, body: Callable[["Fleet"], Awaitable[int]]) -> int:
+async def with_fleet(
+    options: Options,
+    body: Callable[["Fleet"], Awaitable[int]],
+    *,
+    end_with: int | None = None,
+) -> int:
     """Start a fleet, run `body` or until a signal, stop the fleet; the body's status.
 
-    A second signal cuts running streams.
+    A second signal cuts running streams. The end of the process `end_with` is like a signal, also
+    while the fleet is being started.
 
     Raises:
         CliError: it cannot be started; one that finds the directory taken has said nothing.
@@ -158,9 +171,14 @@ async def with_fleet(options: Options, body: Callable[["Fleet"], Awaitable[int]]
     loop = asyncio.get_running_loop()
     for signum in STOP_SIGNALS:
         loop.add_signal_handler(signum, on_signal)
+    others = set() if end_with is None else {asyncio.ensure_future(ended(end_with))}
     try:
+        await asyncio.wait({work, *others}, return_when=asyncio.FIRST_COMPLETED)
+        work.cancel()  # unless it is done
         await asyncio.wait({work})
     finally:
+        for other in others:
+            other.cancel()
         say("Stopping …")
         await fleet.stop()
         say("Stopped; no process is left")

@@ -1,6 +1,7 @@
 """The supervisor as a whole: real stores, stand-in services, nothing left behind."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -101,7 +102,7 @@ import asyncio, pickle, sys
 from inferfleet.cli.supervisor import options as o
 from inferfleet.cli.up import with_fleet
 from inferfleet.cli.supervisor import fleet as f
-script, state = sys.argv[1:]
+script, state, end_with = sys.argv[1:]
 from pathlib import Path
 
 def planner(options, at, token, ready):
@@ -114,22 +115,31 @@ async def body(fleet):
 
 f.Fleet.__init__.__defaults__ = (planner,)
 options = o.Options(state_dir=Path(state), port=0, http_port=0, engines=1)
-sys.exit(asyncio.run(with_fleet(options, body)))
+sys.exit(asyncio.run(with_fleet(options, body, end_with=int(end_with) or None)))
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_whatever_ends_the_supervisor_no_process_is_left(tmp_path, service_argv, signum):
-    script = service_argv(tmp_path, "")[2]
-    state = tmp_path / "state"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, script, str(state)], stdout=subprocess.PIPE, text=True
-    )
+@contextlib.contextmanager
+def supervised(script, state, end_with=0):
+    """A supervisor in a process of its own, once its fleet is up."""
+    command = [sys.executable, "-c", SUPERVISOR, script, str(state), str(end_with)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         until_up = [process.stdout.readline()]
         while until_up[-1] != "UP\n":
             assert until_up[-1], "".join(until_up)
             until_up.append(process.stdout.readline())
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_whatever_ends_the_supervisor_no_process_is_left(tmp_path, service_argv, signum):
+    state = tmp_path / "state"
+    with supervised(service_argv(tmp_path, "")[2], state) as process:
         record = json.loads((state / "fleet.json").read_text())
         assert record["supervisor_pid"] == process.pid
         started = processes_of(state)
@@ -139,7 +149,27 @@ def test_whatever_ends_the_supervisor_no_process_is_left(tmp_path, service_argv,
         until(lambda: not [pid for pid in processes_of(state) if pid in started])
         assert process.returncode == (-signum if signum is signal.SIGKILL else 0)
         assert StateDir(state).owner_pid() is None
+
+
+def test_a_fleet_ends_with_the_process_that_it_was_tied_to(tmp_path, service_argv):
+    state = tmp_path / "state"
+    other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    try:
+        with supervised(service_argv(tmp_path, "")[2], state, other.pid) as process:
+            other.kill()
+            assert process.wait(PATIENCE_S) == 0
+            assert processes_of(state) == []
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        other.kill()
+        other.wait()
+
+
+def test_a_fleet_tied_to_a_process_that_is_gone_ends_at_once(tmp_path, service_argv):
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait()
+    command = [sys.executable, "-c", SUPERVISOR, service_argv(tmp_path, "")[2]]
+    done = subprocess.run(
+        [*command, str(tmp_path / "state"), str(gone.pid)], timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0
+    assert processes_of(tmp_path / "state") == []

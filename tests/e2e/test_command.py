@@ -1,6 +1,7 @@
 """The command as a user types it: make run's demo, detach, status, generate, trace, down."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def test_a_detached_fleet_answers_every_command_and_drains_when_told(
     up = inferfleet(
         "up",
         "--detach",
+        f"--end-with={os.getpid()}",
         "--engines=1",
         "--port=0",
         "--http-port=0",

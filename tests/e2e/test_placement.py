@@ -1,6 +1,7 @@
 """Experts placed in a whole fleet, as an operator does it: plan, set, status, trace, roll back."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -34,7 +35,14 @@ def test_every_engine_follows_a_map_that_an_operator_sets(tmp_path, inferfleet, 
     model = write_tiny_model(tmp_path / "tiny-moe", shape)
     keys = ("served_name=moe", "redundant_experts=2", "num_blocks=128")
     inferfleet(
-        *("up", "--detach", "--port=0", "--http-port=0", f"--model={model}"),
+        *(
+            "up",
+            "--detach",
+            f"--end-with={os.getpid()}",
+            "--port=0",
+            "--http-port=0",
+            f"--model={model}",
+        ),
         *(f"--set=engine.{key}" for key in keys),
     )
     try:
