@@ -16,6 +16,7 @@ from benchmarks.chaos.etcd_cluster import EtcdCluster
 from benchmarks.chaos.fleet import ChaosFleet, Shape
 from benchmarks.chaos.scenario import Plan, Row, Scenario, Stage
 from benchmarks.chaos.workload import cases
+from inferfleet.cli.errors import CliError
 from services.common.backing import BackingError
 from services.engine.loader.tiny_model import TinyShape, write_tiny_model
 
@@ -122,7 +123,7 @@ async def run_all(
                         yield row
             except upgrade.NoSuchRevisionError as error:
                 say(f"upgrade: not run: {error}")
-            except (TimeoutError, BackingError, grpc.RpcError) as error:
+            except (TimeoutError, BackingError, CliError, grpc.RpcError) as error:
                 yield Row(f"fleet {kind!r}", violations=[f"{type(error).__name__}: {error}"])
 
 

@@ -35,9 +35,10 @@ async def redis_slow(stage: Stage) -> list[Row]:
 
     row = Row("Redis slow (CLIENT PAUSE)")
     async with _load(stage, row):
-        since = time.monotonic()
-        await slow()
-        await _end(stage, row, since)
+        slowing = asyncio.create_task(slow())
+        await stage.heal(row, time.monotonic())
+        await slowing
+        await _end(stage, row, time.monotonic())
     return [row]
 
 
