@@ -21,7 +21,7 @@ from services.common.continuation import StreamLedger
 from services.common.errors import InvalidArgumentError
 from services.common.parsing.plan import AnswerPlan, plan_answer
 from services.common.parsing.tools import read_tools
-from services.common.text import render_chat
+from services.common.text import chat_ids, render_chat
 from services.gateway.catalog import Catalog, ModelView
 from services.gateway.checks import check_request, refuse
 from services.gateway.text_store import ModelText, TextStore
@@ -108,7 +108,7 @@ class Door:
             rendered = await self._render(text, request.chat)
         else:
             rendered = request.text
-        ids = await self._encode(text, rendered, add_special_tokens=kind == "text")
+        ids = await self._ids(text, request, rendered)
         return inference_pb2.TokenizeResponse(token_ids=ids, rendered=rendered)
 
     async def detokenize(
@@ -147,11 +147,24 @@ class Door:
             plan = plan_answer(request, use, profile, rendered, text.tokenizer.token_bytes)
         _check_text_length(rendered, text, model.max_model_len, _field_of(request))
         with self._tracer.start_as_current_span("tokenize", context=context) as span:
-            ids = await self._encode(text, rendered, add_special_tokens=kind == "text")
+            ids = await self._ids(text, request, rendered)
             span.set_attribute("inferfleet.prompt_tokens", len(ids))
         if not ids:
             refuse(_field_of(request), "has no tokens")
         return ids, plan
+
+    async def _ids(
+        self,
+        text: ModelText,
+        request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+        rendered: str,
+    ) -> list[int]:
+        if request.WhichOneof("prompt") == "chat":
+            own = await self._run(len(rendered), lambda: chat_ids(text.template, request.chat))
+            if own is not None:
+                return own
+        plain = request.WhichOneof("prompt") == "text"
+        return await self._encode(text, rendered, add_special_tokens=plain)
 
     async def _render(self, text: ModelText, chat: inference_pb2.Chat) -> str:
         size = sum(len(message.content) for message in chat.messages)

@@ -14,7 +14,8 @@ from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.common.errors import UnavailableError
 from services.common.parsing.profile import ChatProfile, detect
 from services.common.rpc import Membership
-from services.common.text import ChatTemplate, TextAssets, Tokenizer
+from services.common.text import TextAssets, Tokenizer, template_of
+from services.common.text.chat_template import Template
 from services.gateway.catalog import ModelView
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class ModelText:
     """One model's ways with text."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: Template
     profile: ChatProfile
     """How it writes calls and reasoning, by its template."""
 
@@ -119,7 +120,7 @@ class TextStore:
 
 
 def _build(assets: TextAssets) -> ModelText:
-    tokenizer, template = Tokenizer(assets), ChatTemplate(assets)
+    tokenizer, template = Tokenizer(assets), template_of(assets)
     profile = detect(template.source, uses_tools=template.uses_tools, tokenizer=tokenizer)
     text = ModelText(tokenizer, template, profile)
     if text.template.problem and assets.chat_template:

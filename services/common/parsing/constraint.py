@@ -49,6 +49,8 @@ def constrain(
     """
     if use.required and own is not None:
         _refuse("constraint", "cannot be had together with a tool_choice that demands a call")
+    if use.parsed and profile.tools == "deepseek_v4" and (use.required or own is not None):
+        _refuse("chat.tool_choice", "calls of this model cannot be enforced; auto is served")
     calls = CallFormat(profile, use)
     parts = []
     if use.parsed:

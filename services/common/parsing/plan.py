@@ -7,6 +7,7 @@ from inferfleet.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
 from services.common.parsing.constraint import Owners, constrain, in_callers_words
 from services.common.parsing.deepseek import DeepseekParser
+from services.common.parsing.dsml import DsmlParser
 from services.common.parsing.events import Parser
 from services.common.parsing.hermes import HermesParser
 from services.common.parsing.llama3 import Llama3Parser
@@ -100,6 +101,7 @@ def _maker(profile: ChatProfile, use: ToolUse) -> Callable[[], Parser]:
         return lambda: Llama3Parser(names)
     others: dict[str, Callable[[], Parser]] = {
         "mistral": MistralParser,
+        "deepseek_v4": DsmlParser,
         "deepseek_v3": DeepseekParser,
     }
     return others.get(profile.tools, HermesParser)

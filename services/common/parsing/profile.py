@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from services.common.parsing import deepseek, hermes, llama3, mistral
+from services.common.parsing import deepseek, dsml, hermes, llama3, mistral
 from services.common.parsing.reasoning import MISTRAL, THINK, Marks
 
 REASONING_MARKS = {"think": THINK, "mistral": MISTRAL}
@@ -18,6 +18,7 @@ CALL_MARKS = {
         deepseek.CALL_END,
         deepseek.SEPARATOR,
     ),
+    "deepseek_v4": (dsml.MARK,),
 }
 
 
@@ -81,6 +82,8 @@ def detect(template: str, *, uses_tools: bool, tokenizer: Marker) -> ChatProfile
     marks |= {mark for pair in REASONING_MARKS.values() for mark in (pair.begin, pair.end)}
     found = ((mark, tokenizer.id_of(mark)) for mark in sorted(marks))
     special = tuple((m, i) for m, i in found if i is not None and tokenizer.is_special(i))
+    if not template and tokenizer.id_of(dsml.MARK) is not None:
+        return ChatProfile("deepseek_v4", "think", special=special)
     return ChatProfile(
         tools=_tools(template, uses_tools),
         reasoning=_reasoning(template),

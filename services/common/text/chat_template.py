@@ -21,6 +21,7 @@ from inferfleet.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
 from services.common.parsing.tools import plain, schema_of
 from services.common.text.assets import TextAssets
+from services.common.text.deepseek_encoding import DeepseekEncoding, is_deepseek_v4
 from services.common.text.tool_prompt import in_messages
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -92,18 +93,44 @@ class ChatTemplate:
             _refuse("chat", f"the model's chat template refuses it: {error or type(error)}")
 
 
-def render_chat(template: ChatTemplate, chat: inference_pb2.Chat) -> str:
+Template = ChatTemplate | DeepseekEncoding
+
+
+def template_of(assets: TextAssets) -> Template:
+    """What renders the chats of a model."""
+    return DeepseekEncoding(assets) if is_deepseek_v4(assets) else ChatTemplate(assets)
+
+
+def render_chat(template: Template, chat: inference_pb2.Chat) -> str:
     """Render the contract's own message.
 
     Raises:
         InvalidArgumentError: no messages, an unknown role, or the template refuses.
     """
+    messages, tools, args = _parts(chat)
+    return template.render(messages, tools=tools, template_args=args)
+
+
+def chat_ids(template: Template, chat: inference_pb2.Chat) -> list[int] | None:
+    """The token ids, of a template that makes them itself; else None: tokenise what it renders.
+
+    Raises:
+        InvalidArgumentError: as render_chat.
+    """
+    if isinstance(template, ChatTemplate):
+        return None
+    messages, tools, args = _parts(chat)
+    return template.encode(messages, tools=tools, template_args=args)
+
+
+def _parts(
+    chat: inference_pb2.Chat,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     if not chat.messages:
         _refuse("chat.messages", "must not be empty")
     messages = [_message(index, message) for index, message in enumerate(chat.messages)]
     args = plain(json_format.MessageToDict(chat.template_args))
-    tools = [_tool(index, tool) for index, tool in enumerate(chat.tools)]
-    return template.render(messages, tools=tools, template_args=args)
+    return messages, [_tool(index, tool) for index, tool in enumerate(chat.tools)], args
 
 
 def _message(index: int, message: inference_pb2.ChatMessage) -> dict[str, Any]:

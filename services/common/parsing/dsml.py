@@ -1,0 +1,64 @@
+"""DeepSeek V4 and V4.1: calls in DSML, read by DeepSeek's own library, an extra of this project."""
+
+import json
+from types import ModuleType
+from typing import Any
+
+from services.common.errors import UnimplementedError
+from services.common.parsing.events import CallArguments, CallBegun, Event, Text, joined
+
+MARK = "｜DSML｜"
+"""In each of its tags; a token of these models."""
+
+
+def recipe() -> ModuleType:
+    """The library.
+
+    Raises:
+        UnimplementedError: it is not installed here.
+    """
+    try:
+        import deepseek_recipe
+    except ImportError:
+        raise UnimplementedError(
+            "chats of DeepSeek V4 models need the package deepseek-recipe at the gateway "
+            "(pip install 'inferfleet[deepseek]')",
+            reason="DEEPSEEK_RECIPE_MISSING",
+        ) from None
+    return deepseek_recipe
+
+
+class DsmlParser:
+    """See events.Parser."""
+
+    def __init__(self) -> None:
+        library = recipe()
+        conversation = library.Conversation([library.UserMessage("")], thinking_mode=False)
+        asked = library.ConversationRequest(conversation, library.ModelVersion.DeepseekV41Flash)
+        generator = library.ChatCompletionRequest.chunk_generator(asked, "", "")
+        self._library = library
+        self._processor = library.StreamProcessor(generator, library.ParsingOptions())
+        self._read(self._processor.push(library.InferenceChunk.ready()))
+
+    def feed(self, text: str) -> list[Event]:
+        """See Parser."""
+        return self._read(self._processor.push(self._library.InferenceChunk.text(text)))
+
+    def finish(self) -> list[Event]:
+        """See Parser."""
+        stop = self._library.InferenceFinishReason.Stop
+        chunks = self._processor.push(self._library.InferenceChunk.finish(stop))
+        return self._read([*chunks, *self._processor.finish()])
+
+    def _read(self, chunks: list[Any]) -> list[Event]:
+        events: list[Event] = []
+        for chunk in chunks:
+            for choice in json.loads(chunk.to_json())["choices"]:
+                delta = choice["delta"]
+                events.append(Text(delta.get("content") or ""))
+                for call in delta.get("tool_calls") or ():
+                    function = call["function"]
+                    if function.get("name"):
+                        events.append(CallBegun(function["name"]))
+                    events.append(CallArguments(function.get("arguments") or ""))
+        return joined(events)
