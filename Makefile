@@ -9,7 +9,7 @@ ARGS   ?=
 PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down check format test test-tools verify gpu bench protos lock venv dev model clean
+.PHONY: help run up down check format test test-tools verify chaos gpu bench protos lock venv dev model clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ test-tools: dev ## Tests with Node, Chromium, podman, Go …: a missing tool fai
 
 verify: dev ## The long runs: soak, faults, many random histories
 	@$(PYTEST) -m verify --timeout 1800 $(ARGS)
+
+chaos: dev ## Faults of every part of a fleet under 32 streams (ARGS="--only engine-kill --rounds 20")
+	@$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 gpu: dev ## Tests and kernels on a CUDA device
 	@$(PYTEST) tests/device -m gpu --timeout 600 $(ARGS)
