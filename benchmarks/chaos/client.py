@@ -91,6 +91,10 @@ class Clients:
         for channel in self._channels:
             await channel.close()
 
+    def channel(self, number: int) -> grpc.aio.Channel:
+        """To one of the gateways, in turn."""
+        return self._channels[number % len(self._channels)]
+
     async def served(self) -> bool:
         """Whether every gateway has the model."""
         for channel in self._channels:
@@ -228,8 +232,7 @@ class Clients:
         return None
 
     async def _stream(self, case: Case, gateway: int, stream: OpenStream) -> Answer:
-        channel = self._channels[gateway % len(self._channels)]
-        call = inference_pb2_grpc.InferenceStub(channel).Generate(
+        call = inference_pb2_grpc.InferenceStub(self.channel(gateway)).Generate(
             case.request(), timeout=REQUEST_TIMEOUT_S
         )
         reader = _Reader(case.n)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.chaos import engines, middle, overload, stores, upgrade
+from benchmarks.chaos import engines, leaving, middle, overload, stores, upgrade
 from benchmarks.chaos.client import Clients
 from benchmarks.chaos.etcd_cluster import EtcdCluster
 from benchmarks.chaos.fleet import ChaosFleet, Shape
@@ -30,6 +30,7 @@ SETS: Mapping[str, Mapping[str, Scenario]] = {
         "balancer-kill": middle.balancer_kill,
         "balancer-stop": middle.balancer_stop,
         "gateway-kill": middle.gateway_kill,
+        "clients-leave": leaving.clients_leave,
         "kvcache-kill": middle.kvcache_kill,
         "redis-down": stores.redis_down,
         "redis-stop": stores.redis_stop,

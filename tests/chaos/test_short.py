@@ -28,7 +28,8 @@ async def made(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]
 
 
 @pytest.mark.parametrize(
-    "name", ["engine-kill", "balancer-kill", "gateway-kill", "redis-stop", "etcd-stop"]
+    "name",
+    ["engine-kill", "balancer-kill", "gateway-kill", "clients-leave", "redis-stop", "etcd-stop"],
 )
 async def test_no_request_fails_and_no_token_is_lost_said_twice_or_changed(made: Stage, name: str):
     for row in await SCENARIOS[name](made):
