@@ -317,9 +317,14 @@ async def _abort(
     if isinstance(error, grpc.RpcError):
         error = errors.error_of(error)
     if not isinstance(error, errors.FleetError):
-        log.error("unhandled error in %s", method, exc_info=error)
+        # What the transport raises is mostly a call that has just ended, told to a handler late.
+        level = logging.DEBUG if isinstance(error, grpc.aio.InternalError) else logging.ERROR
+        log.log(level, "unhandled error in %s", method, exc_info=error)
         error = errors.InternalError(f"internal error: {type(error).__name__}")
-    await context.abort(error.code, error.message[:1024], errors.trailers_of(error))
+    try:
+        await context.abort(error.code, error.message[:1024], errors.trailers_of(error))
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError from gone  # the call has ended: nobody is left to tell
 
 
 def _check_readable(path: str, key: str) -> None:

@@ -350,3 +350,18 @@ async def test_a_timeout_that_passed_is_no_cancellation():
             await asyncio.sleep(30)
     except TimeoutError:
         rpc.raise_if_cancelled()
+
+
+@pytest.mark.parametrize(
+    "error", [errors.NotFoundError("late"), grpc.aio.InternalError("batch failed")]
+)
+async def test_a_call_that_has_just_ended_is_no_fault_of_the_server(error, caplog):
+    """gRPC raises from `abort` then, and would log a traceback for each client that left."""
+
+    class Ended:
+        async def abort(self, *_):
+            raise grpc.aio.InternalError("batch failed")
+
+    with pytest.raises(asyncio.CancelledError):
+        await rpc._abort(Ended(), error, "Run")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
