@@ -9,8 +9,27 @@ _BELOW_ONE = 1 - 2**-24
 
 
 def sample(scores: Tensor, keys: Tensor) -> Tensor:
-    """See kernels.dispatch.Kernels.sample."""
-    return (scores + gumbel(keys, scores.shape[1])).argmax(-1)
+    """See kernels.dispatch.Kernels.sample.
+
+    Row by row: the noise takes 20 passes, and those of one row stay in a core's cache. At 8 rows
+    of 49,152 that is 10 times faster than all together.
+    """
+    count = scores.shape[1]
+    drawn = [
+        arg_max(gumbel(key, count).add_(row))
+        for row, key in zip(torch.split(scores, 1), torch.split(keys, 1), strict=True)
+    ]
+    return torch.cat(drawn) if drawn else scores.new_empty(0, dtype=torch.long)
+
+
+def arg_max(scores: Tensor) -> Tensor:
+    """[rows] int64 of scores [rows, V]: the lowest id of the highest score, or of a NaN.
+
+    numpy's takes a tenth of the time of torch's on a CPU.
+    """
+    if scores.device.type != "cpu":
+        return scores.argmax(-1)
+    return torch.from_numpy(scores.numpy().argmax(-1))
 
 
 def gumbel(keys: Tensor, count: int) -> Tensor:

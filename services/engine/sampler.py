@@ -3,12 +3,14 @@
 Log-probabilities are of the raw logits: before bias, penalties, masks and temperature.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.cpu.sample import arg_max
 from kernels.dispatch import Kernels
 from services.engine.logit_edits import edit_logits
 from services.engine.runner import SampledToken
@@ -40,27 +42,24 @@ class Sampler:
 
     def __call__(self, logits: Tensor, inputs: SamplingInputs) -> Draw:
         """Draw one token per row of logits, [rows, vocabulary] float32; changes nothing of it."""
-        best = logits.max(-1)
-        if inputs.plain_greedy:
-            ids, top = best.indices, best.values
-        else:
-            ids, top = self._draw(logits, inputs)
-        broken = _indices(~best.values.isfinite())
-        empty = tuple(i for i in _indices(top == float("-inf")) if i not in broken)
+        best, highest = _best(logits)
+        ids, top = (best, highest) if inputs.plain_greedy else self._draw(logits, inputs)
+        broken = tuple(i for i, score in enumerate(highest) if not math.isfinite(score))
+        empty = tuple(i for i, s in enumerate(top) if s == -math.inf and i not in broken)
         tokens = self._report(logits, ids, inputs, broken)
         return Draw(tokens, ids, broken, empty)
 
-    def _draw(self, logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, list[float]]:
+        """Ids, and each row's highest score after its edits."""
         edited = logits.clone() if inputs.edited else logits
         for index in inputs.edited:
             edit_logits(edited[index], inputs.rows[index])
-        best = edited.max(-1)
-        ids = best.indices
+        ids, highest = _best(edited)
         if inputs.drawn is not None:
             scores = edited.index_select(0, inputs.drawn).div_(inputs.temperatures)
             truncate(scores, [row.params for row in inputs.drawn_rows])
             ids = ids.index_copy(0, inputs.drawn, self._sample(scores, inputs.keys))
-        return ids, best.values
+        return ids, highest
 
     def _sample(self, scores: Tensor, keys: Tensor) -> Tensor:
         if not self._one_by_one:
@@ -99,5 +98,8 @@ def token_logprobs(logits: Tensor, ids: Tensor, num_top: int) -> list[SampledTok
     ]
 
 
-def _indices(mask: Tensor) -> tuple[int, ...]:
-    return tuple(mask.nonzero().flatten().tolist())
+def _best(scores: Tensor) -> tuple[Tensor, list[float]]:
+    """Id and score of each row's arg-max; the score is NaN if any of the row is."""
+    ids = arg_max(scores)
+    highest: list[float] = scores.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
+    return ids, highest

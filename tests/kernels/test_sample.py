@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernels.cpu.sample import gumbel
+from kernels.cpu.sample import arg_max, gumbel
 from kernels.dispatch import Kernels
 from kernels.reference.sample import noise
 
@@ -48,3 +48,12 @@ def test_a_lone_candidate_is_always_drawn(kernels: Kernels) -> None:
     scores[:, 17] = -3.0
     keys = torch.randint(-(2**31), 2**31, (64, 2)).to(torch.int32)
     assert kernels.sample(scores, keys).tolist() == [17] * 64
+
+
+def test_the_arg_max_is_the_lowest_of_equals_and_shows_what_is_not_a_number() -> None:
+    scores = torch.zeros(4, 100)
+    scores[1, 40] = scores[1, 90] = 2.0
+    scores[2, 60] = float("nan")
+    scores[3] = float("-inf")
+    assert arg_max(scores).tolist() == [0, 40, 60, 0]
+    assert arg_max(torch.empty(0, 5)).tolist() == []
