@@ -1,13 +1,14 @@
 """Faults of gateways, balancers and the KV-cache service, and restarts of every service in turn."""
 
-import asyncio
 import signal
 import time
 from functools import partial
 
-from benchmarks.chaos.scenario import STALL_HEAL_LIMIT_S, Row, Stage
+from benchmarks.chaos.scenario import HEAL_LIMIT_S, Row, Stage
 
 DROP_LIMIT_S = 1.0
+# A channel pings after 20 s and waits 10 s for the answer.
+_UNHEARD_S = 30.0
 
 
 async def balancer_kill(stage: Stage) -> list[Row]:
@@ -26,15 +27,16 @@ async def balancer_kill(stage: Stage) -> list[Row]:
 
 
 async def balancer_stop(stage: Stage) -> list[Row]:
-    """SIGSTOP of a balancer: connections stay, nothing moves, until it wakes."""
-    row = Row("balancer SIGSTOP", heal_limit_s=STALL_HEAL_LIMIT_S)
+    """SIGSTOP of a balancer: connections stay, nothing moves, until pings go unheard."""
+    row = Row("balancer SIGSTOP", needs_continuations=True, heal_limit_s=_UNHEARD_S + HEAL_LIMIT_S)
     async with stage.under_load(row, watch=lambda name: not name.startswith("balancer")):
         since = time.monotonic()
         stage.fleet.signal("balancer-1", signal.SIGSTOP)
-        await asyncio.sleep(2.0)
-        stage.fleet.signal("balancer-1", signal.SIGCONT)
+        try:
+            await stage.heal(row, since)
+        finally:
+            stage.fleet.signal("balancer-1", signal.SIGCONT)
         row.rounds += 1
-        await stage.heal(row, since)
         await stage.whole_again(row)
     return [row]
 

@@ -33,6 +33,7 @@ SETS: Mapping[str, Mapping[str, Scenario]] = {
         "clients-leave": leaving.clients_leave,
         "kvcache-kill": middle.kvcache_kill,
         "redis-down": stores.redis_down,
+        "redis-absent": stores.redis_absent,
         "redis-stop": stores.redis_stop,
         "redis-slow": stores.redis_slow,
         "redis-password": stores.redis_password,

@@ -18,6 +18,23 @@ async def redis_down(stage: Stage) -> list[Row]:
     return [await _outage(stage, "Redis down, restarted empty", stage.fleet.redis)]
 
 
+async def redis_absent(stage: Stage) -> list[Row]:
+    """The KV-cache service is started while there is no Redis, which comes later."""
+    row = Row("kvcache started without Redis", rounds=1)
+    store = stage.fleet.redis
+    async with stage.under_load(row, watch=lambda name: name != "kvcache"):
+        await stage.fleet.blocking(store.kill)
+        try:
+            since = time.monotonic()
+            await stage.fleet.restart("kvcache")
+            await stage.heal(row, since)
+            await stage.whole_again(row, since)
+        finally:
+            await stage.fleet.blocking(store.launch)
+        await _end(stage, row, time.monotonic())
+    return [row]
+
+
 async def redis_stop(stage: Stage) -> list[Row]:
     """SIGSTOP of Redis: connections stay, nothing answers."""
     store = stage.fleet.redis
