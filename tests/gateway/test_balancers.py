@@ -192,6 +192,51 @@ async def test_one_that_dies_in_mid_stream_is_replaced_unseen(pair):
     assert summary.usage.completion_tokens == len(lost.reply.encode())
 
 
+CALLED = '<tool_call>{"name": "f", "arguments": {"a": "xyz"}}</tool_call>'
+
+
+def part_of_a_call(begin: int, end: int | None):
+    """A part of an answer that calls a tool, then its end or silence."""
+
+    async def script(asked, double):
+        yield double.started(asked)
+        text = CALLED[begin:end]
+        yield double.delta(asked, 0, text, list(text.encode()))
+        if end is not None:
+            await asyncio.Event().wait()
+        yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_EOS"})
+        yield double.summary(asked, len(text))
+
+    return script
+
+
+@pytest.mark.parametrize("cut", range(3, len(CALLED), 9))
+async def test_a_call_that_is_cut_anywhere_is_gone_on_with(pair, cut):
+    for double in pair:
+        double.max_model_len = 4096
+        double.script = part_of_a_call(0, cut)
+    chat = inference_pb2.Chat(messages=[{"role": "user", "content": "hi"}], tools=[{"name": "f"}])
+    async with (
+        running_gateway(*pair) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        asked = inference_pb2.GenerateRequest(model="tiny", chat=chat)
+        call = gateway.stub(channel).Generate(asked)
+        events = await first_events(call)
+        lost = next(d for d in pair if d.engine_id == events[0].started.engine_id)
+        other = next(d for d in pair if d is not lost)
+        other.script = part_of_a_call(cut, None)
+        await lost.stop()
+        events += await rest_of(call)
+    (carried,) = other.requests
+    assert carried.continuation.choices[0].sent_text_bytes == cut
+    calls = [e.delta.tool_call for e in events if e.delta.WhichOneof("content") == "tool_call"]
+    assert [call.name for call in calls if call.name] == ["f"]
+    assert "".join(call.arguments for call in calls) == '{"a": "xyz"}'
+    assert not "".join(event.delta.text for event in events)
+    assert events[-1].summary.continuations == 1
+
+
 async def test_one_that_dies_before_the_last_message_costs_only_the_timings(pair):
     async def all_but_the_summary(asked, double):
         yield double.started(asked)

@@ -1,0 +1,87 @@
+"""Messages in, messages out: nothing of a token is lost, whatever becomes of its text."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferfleet.v1 import inference_pb2 as pb
+from services.common.parsing.hermes import HermesParser
+from services.common.parsing.reasoning import THINK
+from services.common.parsing.stream import Reading
+
+TEXT = 'hm\n</think>\nWell. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def reading(**keys):
+    given_keys = {"marks": THINK, "thinking": "open", "calls": HermesParser, "most_calls": None}
+    return Reading(**{**given_keys, **keys}, token_bytes=lambda token_id: bytes([token_id]))
+
+
+def through(keys, sizes, text=TEXT, choice=0):
+    """All messages of a stream whose tokens are bytes, in groups of these sizes."""
+    stream = reading(**keys).stream()
+    raw, out, place, turn = text.encode(), [], 0, 0
+    while place < len(raw):
+        ids = raw[place : place + sizes[turn % len(sizes)]]
+        delta = pb.Delta(choice=choice, text=ids.decode(), token_ids=ids, num_tokens=len(ids))
+        for token_id in ids:
+            delta.logprobs.add(token_id=token_id)
+        out += stream.take(pb.GenerateResponse(delta=delta).SerializeToString())
+        place, turn = place + len(ids), turn + 1
+    out += stream.take(pb.GenerateResponse(finished={"choice": choice}).SerializeToString())
+    usage = pb.Usage(completion_tokens=len(raw))
+    out += stream.take(pb.GenerateResponse(summary={"usage": usage}).SerializeToString())
+    return [pb.GenerateResponse.FromString(raw) for raw in out]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_any_grouping_of_tokens(sizes):
+    events = through({}, sizes)
+    deltas = [event.delta for event in events if event.HasField("delta")]
+    ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    assert bytes(ids).decode() == TEXT
+    assert [entry.token_id for delta in deltas for entry in delta.logprobs] == ids
+    assert sum(delta.num_tokens for delta in deltas) == len(ids)
+    assert "".join(delta.reasoning for delta in deltas) == "hm"
+    assert "".join(delta.text for delta in deltas) == "Well."
+    calls = [delta.tool_call for delta in deltas if delta.WhichOneof("content") == "tool_call"]
+    assert [call.name for call in calls if call.name] == ["f"]
+    assert "".join(call.arguments for call in calls) == '{"a": 1}'
+    assert events[-1].summary.usage.reasoning_tokens == len("hm\n</think>")
+    assert [e.WhichOneof("event") for e in events[-2:]] == ["finished", "summary"]
+
+
+def test_tokens_go_out_at_once_while_their_text_is_held():
+    stream = reading(thinking="closed").stream()
+    raw = pb.GenerateResponse(delta={"text": "<tool", "token_ids": b"<tool", "num_tokens": 5})
+    (out,) = stream.take(raw.SerializeToString())
+    delta = pb.GenerateResponse.FromString(out).delta
+    assert (delta.text, bytes(delta.token_ids), delta.num_tokens) == ("", b"<tool", 5)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_calls_beyond_the_limit_are_dropped(most):
+    one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    events = through({"thinking": "closed", "most_calls": most}, [4], one * 3)
+    calls = [e.delta.tool_call for e in events if e.delta.WhichOneof("content") == "tool_call"]
+    assert len({call.id for call in calls if call.id}) == most
+    assert max(call.index for call in calls) == most - 1
+
+
+def test_what_is_not_reasoning_is_not_counted():
+    events = through({"thinking": "free"}, [3], "Just an answer.")
+    assert events[-1].summary.usage.reasoning_tokens == 0
+
+
+def test_reasoning_that_was_cut_is_counted_whole():
+    events = through({}, [2], "hm, and")
+    assert events[-1].summary.usage.reasoning_tokens == len("hm, and")
+
+
+def test_ids_that_mistral_takes_back():
+    one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    events = through({"thinking": "closed", "short_ids": True}, [9], one)
+    (call_id,) = {e.delta.tool_call.id for e in events if e.delta.tool_call.id}
+    assert len(call_id) == 9
+    assert call_id.isalnum()
