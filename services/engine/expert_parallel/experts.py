@@ -10,8 +10,8 @@ from torch import Tensor
 
 from services.engine.eplb.load import ExpertLoads
 from services.engine.expert_parallel.bank import ExpertBank
-from services.engine.expert_parallel.groups import Group
 from services.engine.expert_parallel.slot_map import SlotMap
+from services.engine.ranks.groups import Group
 from services.engine.runner import ExpertPlacement, ExpertShape
 
 

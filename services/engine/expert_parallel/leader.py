@@ -1,10 +1,6 @@
 """Rank 0's side: it starts the other ranks, tells them what to do and sees when one is gone."""
 
 import contextlib
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,23 +12,18 @@ from services.engine.config import EngineConfig
 from services.engine.eplb.reload import check_placement, first_placement, missing_experts
 from services.engine.expert_parallel.bank import ExpertBank
 from services.engine.expert_parallel.commands import (
-    Answer,
     ApplyNext,
     BeginPlacement,
-    Channel,
-    ChannelClosedError,
     Command,
     Join,
-    Joined,
-    Loaded,
-    LoadFailed,
     PrepareNext,
     RunRound,
 )
 from services.engine.expert_parallel.experts import Experts
-from services.engine.expert_parallel.groups import GlooGroup, Group, LoneGroup
-from services.engine.models.config import ModelFileError, MoeConfig
+from services.engine.models.config import MoeConfig
 from services.engine.models.expert_weights import ExpertWeights
+from services.engine.ranks.groups import GlooGroup, Group, LoneGroup
+from services.engine.ranks.process import END_S, RankProcess
 from services.engine.runner import (
     ExpertPlacement,
     ExpertShape,
@@ -40,7 +31,7 @@ from services.engine.runner import (
     RunnerFailedError,
 )
 
-_END_S = 3.0
+_MODULE = "services.engine.expert_parallel.rank_main"
 _POLL_S = 0.01
 
 
@@ -79,7 +70,7 @@ class ExpertLeader:
         """
         self._shape = shape
         self._revision = model_revision
-        self._ranks: list[_Rank] = []
+        self._ranks: list[RankProcess] = []
         self._group: Group = LoneGroup()
         self._next: ExpertPlacement | None = None
         self._steps_left = 0
@@ -88,7 +79,8 @@ class ExpertLeader:
             with tempfile.TemporaryDirectory(prefix="inferfleet-experts-") as folder:
                 store = str(Path(folder) / "store")
                 for number in range(1, shape.num_ranks):
-                    self._ranks.append(_Rank(Join(config, shape, placement, number, store)))
+                    join = Join(config, shape, placement, number, store)
+                    self._ranks.append(RankProcess(f"expert rank {number}", _MODULE, join))
                 bank = ExpertBank(weights, kernels, shape, 0, placement)
                 self._bytes = bank.nbytes + sum(rank.loaded() for rank in self._ranks)
                 if self._ranks:
@@ -163,7 +155,7 @@ class ExpertLeader:
 
     def _blame(self) -> None:
         """A lost connection says less than the end of the process behind it, if that comes."""
-        limit = time.monotonic() + _END_S / 3
+        limit = time.monotonic() + END_S / 3
         while time.monotonic() < limit:
             self.check()
             time.sleep(_POLL_S)
@@ -180,67 +172,3 @@ class ExpertLeader:
     def _tell(self, command: Command) -> None:
         for rank in self._ranks:
             rank.send(command)
-
-
-class _Rank:
-    """Another rank's process."""
-
-    def __init__(self, join: Join) -> None:
-        ours, theirs = socket.socketpair()
-        module = "services.engine.expert_parallel.rank_main"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        self._number = join.rank
-        self._channel = Channel(ours)
-        self.send(join)
-
-    def loaded(self) -> int:
-        """Wait for its experts; gives their bytes."""
-        answer = self._answer()
-        if isinstance(answer, LoadFailed):
-            raise ModelFileError(f"expert rank {self._number}: {answer.message}")
-        assert isinstance(answer, Loaded), answer
-        return answer.weights_bytes
-
-    def joined(self) -> None:
-        """Wait until it has met all others."""
-        answer = self._answer()
-        assert isinstance(answer, Joined), answer
-
-    def send(self, command: Command) -> None:
-        try:
-            self._channel.send(command)
-        except ChannelClosedError:
-            raise self._gone() from None
-
-    def check(self) -> None:
-        if self._process.poll() is not None:
-            raise self._gone()
-
-    def close(self) -> None:
-        self._channel.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _answer(self) -> Answer:
-        try:
-            return self._channel.next_answer()
-        except ChannelClosedError:
-            raise self._gone() from None
-
-    def _gone(self) -> RunnerFailedError:
-        try:
-            status = self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            return RunnerFailedError(f"expert rank {self._number} does not answer")
-        if status < 0:
-            name = signal.Signals(-status).name
-            return RunnerFailedError(f"expert rank {self._number} was killed by {name}")
-        return RunnerFailedError(f"expert rank {self._number} ended with status {status}")

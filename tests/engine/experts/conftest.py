@@ -13,9 +13,9 @@ from kernels import dispatch
 from services.engine.eplb.reload import first_placement
 from services.engine.expert_parallel.bank import ExpertBank
 from services.engine.expert_parallel.experts import Experts
-from services.engine.expert_parallel.groups import LoneGroup
 from services.engine.loader.tiny_model import TinyShape, write_tiny_model
 from services.engine.models.expert_weights import ExpertWeights
+from services.engine.ranks.groups import LoneGroup
 from services.engine.runner import ExpertPlacement, ExpertShape
 
 HIDDEN, MIDDLE, NUM_EXPERTS, NUM_LAYERS = 16, 32, 8, 2

@@ -10,7 +10,7 @@ import torch
 from kernels import dispatch
 from services.engine.expert_parallel.bank import ExpertBank
 from services.engine.expert_parallel.experts import Experts
-from services.engine.expert_parallel.groups import GlooGroup
+from services.engine.ranks.groups import GlooGroup
 from services.engine.runner import ExpertPlacement, ExpertShape, RunnerFailedError
 
 # Every rank imports torch: seconds on a free machine.
@@ -24,7 +24,7 @@ import sys, torch
 from kernels import dispatch
 from services.engine.expert_parallel.bank import ExpertBank
 from services.engine.expert_parallel.experts import Experts
-from services.engine.expert_parallel.groups import GlooGroup
+from services.engine.ranks.groups import GlooGroup
 from services.engine.runner import ExpertPlacement, ExpertShape
 folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
@@ -95,7 +95,7 @@ def test_every_rank_gets_what_one_rank_alone_would_give(
 def test_a_rank_that_is_gone_ends_the_call(tmp_path: Path, random_experts, make_case) -> None:
     """No hang: the collective fails on those that are left."""
     code = (
-        "import os, sys; from services.engine.expert_parallel.groups import GlooGroup;"
+        "import os, sys; from services.engine.ranks.groups import GlooGroup;"
         f"group = GlooGroup({str(tmp_path / 'store')!r}, 1, 2); os._exit(0)"
     )
     other = subprocess.Popen([sys.executable, "-c", code])
@@ -105,7 +105,7 @@ def test_a_rank_that_is_gone_ends_the_call(tmp_path: Path, random_experts, make_
     group = GlooGroup(str(tmp_path / "store"), 0, 2)
     experts = Experts(bank, shape, group, 1)
     assert other.wait(60) == 0
-    with pytest.raises(RunnerFailedError, match="expert rank 0 lost another"):
+    with pytest.raises(RunnerFailedError, match="rank 0 lost another"):
         experts(0, *make_case(3, 1))
     group.close()
     group.close()

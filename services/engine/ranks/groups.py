@@ -25,6 +25,10 @@ class Group(Protocol):
     def exchange_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """Send the first send[0] rows to rank 0 and so on; gives rows in the order of ranks."""
 
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of all ranks' parts, added in the order of ranks: the same bits on each rank, and
+        for each row whatever other rows there are."""
+
     def close(self) -> None:
         """Leave; idempotent."""
 
@@ -42,6 +46,10 @@ class LoneGroup:
     def exchange_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """See Group."""
         return rows
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See Group."""
+        return part
 
     def close(self) -> None:
         """See Group."""
@@ -70,7 +78,7 @@ class GlooGroup:
             store = dist.FileStore(store_path, size)
             self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
-            raise RunnerFailedError(f"expert rank {rank} found no others: {error}") from error
+            raise RunnerFailedError(f"rank {rank} found no others: {error}") from error
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """See Group."""
@@ -81,6 +89,23 @@ class GlooGroup:
     def exchange_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """See Group."""
         return self._all_to_all(rows.contiguous(), send, receive)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See Group. Halves are added in float32.
+
+        Not an all-reduce: the order in which that adds depends on an element's place in the buffer,
+        so on the batch.
+        """
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        try:
+            self._group.allgather([parts], [part]).wait()
+        except RuntimeError as error:
+            raise RunnerFailedError(f"rank {self.rank} lost another: {error}") from error
+        total = parts[0].float()
+        for other in parts[1:]:
+            total += other
+        return total.to(part.dtype)
 
     def close(self) -> None:
         """See Group. The group's threads must end before the interpreter does, or it aborts."""
@@ -94,5 +119,5 @@ class GlooGroup:
         try:
             self._group.alltoall_base(*work).wait()
         except RuntimeError as error:
-            raise RunnerFailedError(f"expert rank {self.rank} lost another: {error}") from error
+            raise RunnerFailedError(f"rank {self.rank} lost another: {error}") from error
         return out
