@@ -11,7 +11,7 @@ from inferfleet.v1 import inference_pb2_grpc
 from services.common import errors
 
 SETTINGS = {
-    "engine": {"max_num_seqs": "4", "stream_buffer_tokens": "128"},
+    "engine": {"max_num_seqs": "4", "stream_buffer_tokens": "512"},
     "balancer": {"queue_size": "6", "engine_headroom": "0"},
 }
 """Of the small fleet that these scenarios run on: 4 sequences an engine, 6 waiting a balancer."""
@@ -40,7 +40,9 @@ async def overload(stage: Stage) -> list[Row]:
 async def slow_readers(stage: Stage) -> list[Row]:
     """Four readers stop reading long answers; the others must not notice."""
     row = Row("slow readers")
-    async with stage.under_load(row, watch=lambda _: True):
+    # As many as run beside the readers: a stream that waits for its turn stands still by right.
+    others = len(stage.fleet.engines) * _SEQUENCES - _STALLED_READERS
+    async with stage.under_load(row, streams=others, watch=lambda _: True):
         readers = [asyncio.create_task(_stalled(stage)) for _ in range(_STALLED_READERS)]
         since = time.monotonic()
         await asyncio.sleep(_MEASURED_S / 2)

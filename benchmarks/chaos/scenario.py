@@ -88,18 +88,26 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def under_load(
-        self, row: Row, *, gateway: int | None = None, watch: Callable[[str], bool] | None = None
+        self,
+        row: Row,
+        *,
+        streams: int | None = None,
+        gateway: int | None = None,
+        watch: Callable[[str], bool] | None = None,
     ) -> AsyncIterator[None]:
         """Streams run inside; afterwards they have ended and the row has their counts.
 
         Args:
+            streams: how many; default: the plan's.
+            gateway: the one that they all use; default: in turn.
             watch: services whose health must stay SERVING.
         """
         row.counts = self.clients.fresh_counts()
-        self.clients.start(self.cases, self.plan.streams, gateway)
+        streams = streams or self.plan.streams
+        self.clients.start(self.cases, streams, gateway)
         watcher = asyncio.create_task(self._watch_health(row, watch)) if watch else None
         try:
-            await self.flowing(self.plan.streams // 2)
+            await self.flowing(streams // 2)
             yield
         finally:
             if watcher is not None:
