@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from services.gateway.testing import say_hello
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -44,6 +46,26 @@ async def test_openai_client(gateway, engine):
     assert code == 0, err
     assert engine.reply in out
     assert "tokens]" in err
+
+
+async def test_tools(gateway, engine):
+    engine.max_model_len = 4096
+    called = '{"name": "read_temperature", "arguments": {"room": "cellar"}}'
+
+    async def call_then_answer(request, double):
+        demanded = request.request.HasField("constraint")
+        double.reply = f"<tool_call>{called}</tool_call>" if demanded else "Cool."
+        async for event in say_hello(request, double):
+            yield event
+
+    engine.script = call_then_answer
+    script = EXAMPLES / "python" / "tools.py"
+    base = f"http://{gateway.http}/v1"
+    code, out, err = await run(sys.executable, script, "--base-url", base)
+    assert code == 0, err
+    assert out.splitlines() == ['read_temperature({"room": "cellar"})', "Cool."]
+    prompt = engine.tokenizer.decode(engine.requests[1].request.token_ids.ids)
+    assert "<tool_response>\n14.0 °C\n</tool_response>" in prompt
 
 
 @pytest.mark.tools

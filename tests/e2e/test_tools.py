@@ -1,6 +1,10 @@
 """A call of a tool by the fleet's own model, which was taught none, with the official client."""
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jsonschema
 import openai
@@ -68,3 +72,10 @@ def test_a_schema_that_cannot_be_enforced_names_its_tool(client):
         client.chat.completions.create(**given(tools=[TOOL, tool], tool_choice="required"))
     assert caught.value.body["param"] == "tools[1].function.parameters"
     assert "/properties/n/multipleOf" in caught.value.body["message"]
+
+
+def test_the_example(fleet):
+    script = Path(__file__).parents[2] / "examples" / "python" / "tools.py"
+    command = [sys.executable, str(script), "--base-url", f"{fleet.http_url}/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert re.match(r'read_temperature\(\{\s*"room":\s*"(kitchen|cellar)"\s*\}\)', done.stdout)
