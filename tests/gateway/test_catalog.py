@@ -7,6 +7,7 @@ from google.protobuf import json_format
 
 from inferfleet.internal.v1 import engine_pb2
 from services.common.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from services.common.model_alias import MODELS_PREFIX
 from services.gateway.catalog import GONE_GRACE_S, Catalog, addresses_of
 
 
@@ -125,3 +126,86 @@ def test_balancers_addresses(view):
         "/f": b"[]",
     }
     assert addresses_of(view) == ("h:1", "h:2")
+
+
+def record(*targets, version=1) -> bytes:
+    return json.dumps(
+        {
+            "version": version,
+            "targets": [{"model": m, "revision": r, "weight": w} for m, r, w in targets],
+        }
+    ).encode()
+
+
+@pytest.fixture
+def records():
+    return KeysView()
+
+
+@pytest.fixture
+def weighted(view, clock, records):
+    view.keys = {
+        "/a": info("a"),
+        "/b": info("b", model_revision="r2", tokenizer_digest="d2"),
+    }
+    records.keys = {MODELS_PREFIX + "chat": record(("m", "r1", 1), ("m", "r2", 1))}
+    made = Catalog(view, [], clock, records)
+    made.refresh()
+    return made
+
+
+def test_an_alias_pins_the_revision_and_its_tokenizer(weighted):
+    found = {weighted.find("chat", f"k{n}").pinned for n in range(50)}
+    assert found == {"r1", "r2"}
+    for n in range(50):
+        model = weighted.find("chat", f"k{n}")
+        assert (model.name, model.revision) == ("m", model.pinned)
+        assert model.tokenizer_digest == {"r1": "d1", "r2": "d2"}[model.pinned]
+        assert model == weighted.find("chat", f"k{n}"), "sticky"
+
+
+def test_a_draining_or_avoided_revision_gets_no_new_request(weighted, view):
+    avoided = {weighted.find("chat", f"k{n}", {("m", "r1")}).pinned for n in range(20)}
+    assert avoided == {"r2"}
+    view.keys["/a"] = info("a", draining=True)
+    weighted.refresh()
+    assert {weighted.find("chat", f"k{n}").pinned for n in range(20)} == {"r2"}
+    with pytest.raises(UnavailableError):
+        weighted.find("chat", "k", {("m", "r1"), ("m", "r2")})
+
+
+def test_a_revision_can_be_named(weighted):
+    assert weighted.find("m@r2").pinned == "r2"
+    with pytest.raises(NotFoundError):
+        weighted.find("m@r3")
+
+
+def test_tokenizers_of_two_revisions_are_never_mixed(weighted):
+    assert weighted.find("m").pinned == weighted.find("m").revision
+
+
+def test_an_alias_of_the_models_own_name_comes_first(weighted, records):
+    records.keys = {MODELS_PREFIX + "m": record(("m", "r2", 1))}
+    weighted.refresh()
+    assert weighted.find("m").pinned == "r2"
+    assert [(one.name, one.view.revision) for one in weighted.listed] == [("m", "r2")]
+
+
+def test_the_last_good_record_stays_until_the_key_goes(weighted, records):
+    key = MODELS_PREFIX + "chat"
+    records.keys = {key: b"{", MODELS_PREFIX + "a b": record(("m", "r1", 1))}
+    weighted.refresh()
+    assert weighted.find("chat", "k").name == "m"
+    assert sorted(weighted.table.problems) == ["a b", "chat"]
+    records.keys = {}
+    weighted.refresh()
+    assert not weighted.table.problems
+    with pytest.raises(NotFoundError):
+        weighted.find("chat", "k")
+
+
+def test_all_names_are_listed_once_with_their_revisions(weighted):
+    listed = {one.name: one for one in weighted.listed}
+    assert sorted(listed) == ["chat", "m"]
+    assert [view.revision for view in listed["m"].revisions] == ["r1", "r2"]
+    assert listed["chat"].shares == {("m", "r1"): 0.5, ("m", "r2"): 0.5}
