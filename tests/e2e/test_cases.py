@@ -57,7 +57,7 @@ class Served:
     """A gateway process, the engine process behind it, and clients of both."""
 
     def __init__(self, engine: dict, gateway: dict) -> None:
-        self.http = httpx.Client(base_url=f"http://{gateway['http_address']}", timeout=60)
+        self.http = httpx.Client(base_url=f"http://{gateway['http_address']}", timeout=200)
         self.openai = openai.OpenAI(
             base_url=f"http://{gateway['http_address']}/v1", api_key="none", max_retries=0
         )
