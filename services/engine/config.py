@@ -18,7 +18,7 @@ class EngineConfig:
     dtype: str = setting("float32", "number format of weights and products", choices=DTYPES)
     device: str = setting("auto", "where to run", choices=("auto", "cpu", "cuda"))
     threads: int = setting(
-        0, "threads of one product; 0 is all cores, shared by expert ranks", low=0, high=1024
+        0, "threads of one product; 0 is all cores, shared by ranks", low=0, high=1024
     )
     deterministic: bool = setting(
         False, "equal tokens whatever the batch, chunking, cache or engine, at some cost"
@@ -40,6 +40,9 @@ class EngineConfig:
     max_waiting: int = setting(256, "requests waiting at most; more are refused", low=0)
     policy: str = setting("fcfs", "who is admitted next", choices=POLICIES)
     prefix_cache: bool = setting(True, "reuse blocks of equal prefixes")
+    tensor_parallel: int = setting(
+        1, "ranks (processes of this engine) that share a dense model's layers", low=1, high=64
+    )
     expert_parallel: int = setting(
         1, "ranks (processes of this engine) that share a model's experts", low=1, high=64
     )

@@ -32,6 +32,9 @@ def make_runner(config: EngineConfig, beside: Callable[[], None] = lambda: None)
         return FakeRunner(config.block_size, FakeModel.parse(config.simulate))
     module = importlib.import_module("services.engine.model_runner")
     beside()
+    if config.tensor_parallel > 1:
+        module = importlib.import_module("services.engine.tensor_parallel.runner")
+        return cast("Runner", module.TensorParallelRunner(config))
     return cast("Runner", module.ModelRunner(config))
 
 

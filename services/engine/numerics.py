@@ -23,8 +23,10 @@ def use_threads(config: EngineConfig) -> None:
     """Let this process's products take their share of the machine, the same on every rank."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    elif config.expert_parallel > 1:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.expert_parallel))
+        return
+    ranks = max(config.expert_parallel, config.tensor_parallel)
+    if ranks > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
+import torch
 import torch.distributed
 from torch import Tensor
 
@@ -121,3 +122,25 @@ class GlooGroup:
         except RuntimeError as error:
             raise RunnerFailedError(f"rank {self.rank} lost another: {error}") from error
         return out
+
+
+class NcclGroup(GlooGroup):
+    """Ranks on this machine's cards. It has never run: no card could be had."""
+
+    def __init__(self, store_path: str, rank: int, size: int, device: torch.device) -> None:
+        """See GlooGroup."""
+        self.rank = rank
+        self.size = size
+        dist: Any = torch.distributed
+        torch.cuda.set_device(device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _TIMEOUT
+        self._options = dist.AllToAllOptions()
+        self._group = dist.ProcessGroupNCCL(dist.FileStore(store_path, size), rank, size, options)
+
+
+def join_group(store_path: str, rank: int, size: int, device: torch.device) -> Group:
+    """Meet the other ranks, over what their devices speak."""
+    if device.type == "cuda":
+        return NcclGroup(store_path, rank, size, device)
+    return GlooGroup(store_path, rank, size)
