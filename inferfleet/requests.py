@@ -1,5 +1,6 @@
 """From Python arguments to the contract's request; what is not given is the server's default."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -43,6 +44,9 @@ class GenerateParams(TypedDict, total=False):
     no_text: bool
     stream_interval: int
     template_args: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
+    parallel_tool_calls: bool
     session_id: str
     priority: int
     expected_output_tokens: int
@@ -50,6 +54,12 @@ class GenerateParams(TypedDict, total=False):
     request_id: str
 
 
+_OF_CHAT = frozenset({"template_args", "tools", "tool_choice", "parallel_tool_calls"})
+_MODES = {
+    "auto": pb.ToolChoice.MODE_AUTO,
+    "none": pb.ToolChoice.MODE_NONE,
+    "required": pb.ToolChoice.MODE_REQUIRED,
+}
 _PLACES: dict[str, frozenset[str]] = {
     "sampling": frozenset(pb.SamplingParams.DESCRIPTOR.fields_by_name),
     "stop": frozenset(pb.StopParams.DESCRIPTOR.fields_by_name),
@@ -79,11 +89,12 @@ def build_request(
         request.text = prompt
     elif messages is not None:
         request.chat.CopyFrom(chat_of(messages, params.get("template_args")))
+        _add_tools(request.chat, params)
     else:
         request.token_ids.ids.extend(token_ids or ())
         request.token_ids.SetInParent()
     for name, value in params.items():
-        if value is not None and name != "template_args":
+        if value is not None and name not in _OF_CHAT:
             _set(request, name, value)
     return request
 
@@ -93,6 +104,27 @@ def chat_of(messages: Sequence[Message], template_args: Mapping[str, Any] | None
     chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in messages])
     chat.template_args.update(dict(template_args or {}))
     return chat
+
+
+def _add_tools(chat: pb.Chat, params: GenerateParams) -> None:
+    """Tools as OpenAI writes them: {"type": "function", "function": {…}}, or the inner part alone.
+    `tool_choice` is auto, none, required or the name of one of them."""
+    for tool in params.get("tools") or ():
+        function = tool.get("function", tool)
+        made = chat.tools.add(name=function["name"], description=function.get("description", ""))
+        if function.get("parameters") is not None:
+            made.parameters_json = json.dumps(function["parameters"], ensure_ascii=False)
+        if function.get("strict") is not None:
+            made.strict = function["strict"]
+    choice = params.get("tool_choice")
+    if choice in _MODES:
+        chat.tool_choice.mode = _MODES[choice]
+    elif choice is not None:
+        chat.tool_choice.mode = pb.ToolChoice.MODE_NAMED
+        chat.tool_choice.name = choice
+    parallel = params.get("parallel_tool_calls")
+    if parallel is not None:
+        chat.parallel_tool_calls = parallel
 
 
 def _set(request: pb.GenerateRequest, name: str, value: Any) -> None:

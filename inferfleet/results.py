@@ -31,6 +31,17 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; in a Delta a piece of one: id and name come with the first."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """Some more of one choice; `text` may be empty while tokens are held back."""
 
@@ -39,6 +50,7 @@ class Delta:
     reasoning: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_call: ToolCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,7 @@ class Choice:
     token_ids: tuple[int, ...]
     finished: Finished
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +194,12 @@ def _delta(event: pb.Delta) -> Delta:
         reasoning=event.reasoning,
         token_ids=tuple(event.token_ids),
         logprobs=_logprobs(event.logprobs),
+        tool_call=_tool_call(event.tool_call) if event.HasField("tool_call") else None,
     )
+
+
+def _tool_call(call: pb.ToolCall) -> ToolCall:
+    return ToolCall(call.index, call.id, call.name, call.arguments)
 
 
 def _finished(event: pb.Finished) -> Finished:
@@ -217,6 +235,7 @@ def _choice(choice: pb.Choice) -> Choice:
         token_ids=tuple(choice.token_ids),
         finished=_finished(choice.finished),
         logprobs=_logprobs(choice.logprobs),
+        tool_calls=tuple(map(_tool_call, choice.tool_calls)),
     )
 
 

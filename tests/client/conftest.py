@@ -16,6 +16,14 @@ async def engine() -> AsyncIterator[EngineDouble]:
 
 
 @pytest.fixture
+async def roomy_gateway(engine) -> AsyncIterator[Running]:
+    """With a context that the description of tools fits into, a byte a token."""
+    engine.max_model_len = 4096
+    async with running_gateway(engine) as running:
+        yield running
+
+
+@pytest.fixture
 async def gateway(engine) -> AsyncIterator[Running]:
     async with running_gateway(engine) as running:
         yield running

@@ -50,6 +50,25 @@ class TestAsyncClient:
         assert len(answer.choices) == 2
         assert answer.choices[0].logprobs[0].top[0].token_id == 65
 
+    async def test_calls_of_tools(self, roomy_gateway, engine):
+        called = '{"name": "f", "arguments": {"a": 1}}'
+        engine.reply = f"<tool_call>{called}</tool_call>"
+        tool = {"name": "f", "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}}
+        asked = {"messages": HI, "tools": [tool], "parallel_tool_calls": False}
+        openai_s = {**asked, "tools": [{"type": "function", "function": tool}]}
+        async with AsyncClient(roomy_gateway.address) as client:
+            for form in (asked, openai_s):
+                answer = await client.complete(**form, tool_choice="f")
+                (call,) = answer.choices[0].tool_calls
+                assert (call.index, call.name, call.arguments) == (0, "f", '{"a": 1}')
+                tag = engine.requests[-1].request.constraint.structural_tag
+                assert '"properties": {"b": {}, "a": {}}' in tag
+            stream = await client.generate(**asked, tool_choice="auto")
+            pieces = [e.tool_call for e in [event async for event in stream] if type(e) is Delta]
+        pieces = [piece for piece in pieces if piece is not None]
+        assert [piece.name for piece in pieces if piece.id] == ["f"]
+        assert "".join(piece.arguments for piece in pieces) == '{"a": 1}'
+
     async def test_text_and_models(self, client):
         (model,) = await client.models()
         assert model.name == "tiny"

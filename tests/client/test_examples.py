@@ -48,8 +48,7 @@ async def test_openai_client(gateway, engine):
     assert "tokens]" in err
 
 
-async def test_tools(gateway, engine):
-    engine.max_model_len = 4096
+async def test_tools(roomy_gateway, engine):
     called = '{"name": "read_temperature", "arguments": {"room": "cellar"}}'
 
     async def call_then_answer(request, double):
@@ -60,7 +59,7 @@ async def test_tools(gateway, engine):
 
     engine.script = call_then_answer
     script = EXAMPLES / "python" / "tools.py"
-    base = f"http://{gateway.http}/v1"
+    base = f"http://{roomy_gateway.http}/v1"
     code, out, err = await run(sys.executable, script, "--base-url", base)
     assert code == 0, err
     assert out.splitlines() == ['read_temperature({"room": "cellar"})', "Cool."]
