@@ -7,7 +7,7 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +23,42 @@ SLOW_TOKEN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class TokenWords:
+    """Of one vocabulary; a bit per id, as in a mask."""
+
+    num_words: int
+    ends: NDArray[np.int32]
+    """Ids that end a complete answer."""
+    whole: NDArray[np.int32]
+    """All but those whose bytes no text has."""
+    after: Mapping[int, NDArray[np.int32]]
+    """What keeps UTF-8 whole after an id that leaves a character begun."""
+
+    @classmethod
+    def of(cls, setup: Setup, ready: Ready) -> "TokenWords":
+        """From what the compiler said of its vocabulary."""
+        size = setup.vocab_size
+        num_words = -(-size // 32)
+
+        def words(ids: Iterable[int]) -> NDArray[np.int32]:
+            bits = np.zeros(num_words * 32, dtype=np.uint8)
+            bits[[i for i in ids if i < size]] = 1
+            return np.packbits(bits, bitorder="little").view(np.int32)
+
+        whole = ~words(ready.broken)
+        after = {}
+        for lead, token_ids in ready.pending.items():
+            allowed = whole & ~words(ready.breaking[lead])
+            after.update(dict.fromkeys(token_ids, allowed))
+        return cls(num_words, words(setup.eos_token_ids), whole, after)
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A compiled grammar, shared by all who asked for it."""
 
     compiled: Any
-    num_words: int
-    end_words: NDArray[np.int32]
-    """Bits of the ids that end a complete answer."""
+    words: "TokenWords"
     num_bytes: int
 
     def matcher(self) -> "SOMatcher":
@@ -75,16 +104,14 @@ class GrammarLoader:
         self._make_info = tokenizer_info
         self._deserialise = xgrammar.CompiledGrammar.deserialize_json
         self._info: Any = None
-        self._num_words = -(-setup.vocab_size // 32)
-        bits = np.zeros(self._num_words * 32, dtype=np.uint8)
-        bits[[i for i in setup.eos_token_ids if i < setup.vocab_size]] = 1
-        self._end_words = np.packbits(bits, bitorder="little").view(np.int32)
+        self._words: TokenWords | None = None
 
     def load(self, serialised: str, ready: Ready) -> Grammar:
         """The grammar, for this process's matchers; `ready` is what the compiler said first."""
         self._info = self._info or self._make_info(self._setup, ready)
+        self._words = self._words or TokenWords.of(self._setup, ready)
         compiled = self._deserialise(serialised, self._info)
-        return Grammar(compiled, self._num_words, self._end_words, len(serialised))
+        return Grammar(compiled, self._words, len(serialised))
 
 
 class SOMatcher:
@@ -96,6 +123,7 @@ class SOMatcher:
 
         self._grammar = grammar
         self._matcher = xgrammar.GrammarMatcher(grammar.compiled)
+        self._taken: list[int] = []
         self.mask: NDArray[np.int32] | None = None
         """int32 [ceil(vocabulary / 32)] of the ids allowed next, or None if all are; never
         written again. No bit at all: the grammar cannot go on."""
@@ -114,6 +142,7 @@ class SOMatcher:
         began = time.thread_time()
         if not all(self._matcher.accept_token(token_id) for token_id in token_ids):
             return False
+        self._taken += token_ids
         self._look()
         took_s = time.thread_time() - began
         self.slow = self.slow or took_s > SLOW_TOKEN_S * max(1, len(token_ids))
@@ -122,15 +151,19 @@ class SOMatcher:
     def rollback(self, num_tokens: int) -> None:
         """Take back the last accepted tokens (refused drafts)."""
         self._matcher.rollback(num_tokens)
+        del self._taken[len(self._taken) - num_tokens :]
         self._look()
 
     def _look(self) -> None:
-        words = np.full((1, self._grammar.num_words), -1, dtype=np.int32)
+        of = self._grammar.words
+        words = np.full((1, of.num_words), -1, dtype=np.int32)
         if self._matcher.is_terminated():
             self.spent, self.mask = True, np.zeros_like(words[0])
-        elif self._matcher.fill_next_token_bitmask(words):
-            self.mask = words[0]
-            text_follows = (self.mask & ~self._grammar.end_words).any()
-            self.spent = self._matcher.is_completed() and not text_follows
-        else:
+            return
+        narrowed = self._matcher.fill_next_token_bitmask(words)
+        allowed = of.after.get(self._taken[-1]) if self._taken else None
+        if not narrowed and allowed is None:
             self.spent, self.mask = False, None
+            return
+        self.mask = words[0] & (of.whole if allowed is None else allowed)
+        self.spent = self._matcher.is_completed() and not (self.mask & ~of.ends).any()

@@ -17,7 +17,9 @@ from typing import Any
 
 import xgrammar
 
+from services.engine.grammar.schema_form import compiler_schema
 from services.engine.grammar.tag_format import compiler_tag
+from services.engine.grammar.utf8 import breaking_tokens, broken_tokens, pending_tokens
 from services.engine.grammar.vocabulary import model_tokenizer, vocabulary_of
 from services.engine.grammar.wire import (
     TOO_COSTLY,
@@ -34,6 +36,9 @@ MAX_WHITESPACE = 8
 # The engine's own threads go first: streams that run must not feel a compilation.
 _NICE = 5
 _PR_SET_PDEATHSIG = 1
+# How xgrammar writes the characters of a string with a length, and of one without.
+_LOOSE = r"[^\"\\\r\n]"
+_STRICT = r"[^\0-\x1f\"\\\r\n]"
 # Of xgrammar's messages: "[12:00:00] /file.cc:1: " and "Check failed: (…) is false: ".
 _PLACE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?(Check failed: .* is false: )?", re.MULTILINE)
 
@@ -48,7 +53,8 @@ def main() -> int:
     if setup is None:
         return 0
     tokenizer = model_tokenizer(setup.model)
-    ready = Ready(vocabulary_of(tokenizer, setup.vocab_size))
+    words = vocabulary_of(tokenizer, setup.vocab_size)
+    ready = Ready(words, broken_tokens(words), pending_tokens(words), breaking_tokens(words))
     info = tokenizer_info(setup, ready)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
@@ -58,7 +64,7 @@ def main() -> int:
             id_of=tokenizer.id_of,
             vocab_size=min(setup.vocab_size, tokenizer.vocab_size),
             end_ids=setup.eos_token_ids,
-            max_whitespace=MAX_WHITESPACE,
+            json_format=_json_format,
         )
 
     _limit_memory(setup.memory_bytes)
@@ -108,10 +114,9 @@ def _over_memory(job: Job) -> Outcome:
 def _compile(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Any:
     match job.kind:
         case "json_schema":
-            return compiler.compile_json_schema(job.text, max_whitespace_cnt=MAX_WHITESPACE)
+            return _compile_schema(compiler, json.loads(job.text))
         case "json_object":
-            schema = json.dumps({"type": "object", "additionalProperties": True})
-            return compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)
+            return _compile_schema(compiler, {"type": "object", "additionalProperties": True})
         case "regex":
             return compiler.compile_regex(job.text)
         case "ebnf":
@@ -123,6 +128,30 @@ def _compile(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Any:
             return compiler.compile_structural_tag(tag_of(job.text))
         case unknown:
             raise ValueError(f"unknown kind {unknown}")
+
+
+def _compile_schema(compiler: Any, schema: Any) -> Any:
+    full = json.dumps(compiler_schema(schema))
+    strict = strict_grammar(full, MAX_WHITESPACE)
+    if strict is not None:
+        return compiler.compile_grammar(strict)
+    return compiler.compile_json_schema(full, max_whitespace_cnt=MAX_WHITESPACE)
+
+
+def _json_format(schema: Any, blanks: int | None) -> dict[str, Any]:
+    full = compiler_schema(schema)
+    cap = MAX_WHITESPACE if blanks is None else min(blanks, MAX_WHITESPACE)
+    strict = strict_grammar(json.dumps(full), cap)
+    if strict is not None:
+        return {"type": "grammar", "grammar": strict}
+    return {"type": "json_schema", "json_schema": full, "max_whitespace_cnt": cap}
+
+
+def strict_grammar(schema: str, max_whitespace: int) -> str | None:
+    """The grammar of a schema whose bounded strings would take raw control characters; None if it
+    has no such string."""
+    grammar = str(xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=max_whitespace))
+    return grammar.replace(_LOOSE, _STRICT) if _LOOSE in grammar else None
 
 
 def _limit_memory(extra_bytes: int) -> None:

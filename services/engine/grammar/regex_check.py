@@ -5,6 +5,7 @@ look-around and back-references as something else; those are refused here with t
 """
 
 import re
+import warnings
 
 MAX_REGEX_CHARS = 4096
 MAX_REPEAT = 128
@@ -14,6 +15,10 @@ MAX_CLASSES = 128
 _COUNTED = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 _CLASS = re.compile(r"\[\^?\]?[^\]]*\]")
+_TOKEN = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\[(?:\\.|[^\]\\])+\]|.", re.DOTALL)
+_FOREIGN = re.compile(r"\\[AZaNU]|\\0[0-9]|\(\?[aiLmsux-]")
+_POSSESSIVE = re.compile(r"[*+?}]\+")
+"""Python's own: the compiler reads them otherwise, or not at all."""
 _UNSUPPORTED = (
     ("(?=", "look-ahead is not supported"),
     ("(?!", "look-ahead is not supported"),
@@ -31,20 +36,67 @@ def regex_problem(pattern: object) -> str | None:
     if pattern.count("[") > MAX_CLASSES:
         return f"has more than {MAX_CLASSES} character classes"
     try:
-        re.compile(pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python might read otherwise one day
+            re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         return f"is not a valid regular expression: {error}"
     for sign, problem in _UNSUPPORTED:
         if sign in pattern:
             return problem
-    if re.search(r"\\[1-9bB]", pattern.replace("\\\\", "")):
+    without = pattern.replace("\\\\", "")
+    if re.search(r"\\[1-9bB]", without):
         return "back-references and word boundaries are not supported"
-    return _repeat_problem(pattern)
-
-
-def _repeat_problem(pattern: str) -> str | None:
-    """Bound every counted repeat, and the product of nested ones."""
+    if found := _FOREIGN.search(without):
+        return f"{found.group()} is not supported"
     plain = _CLASS.sub("c", _ESCAPED.sub("e", pattern))
+    if _POSSESSIVE.search(plain):
+        return "possessive repeats are not supported"
+    return _anchor_problem(plain) or _repeat_problem(plain)
+
+
+def json_pattern_problem(pattern: object) -> str | None:
+    """What is wrong with a pattern for the inside of a JSON string, or None.
+
+    The compiler writes the characters that it must match as they are, although JSON wants some of
+    them escaped; where a class has several members it knows better.
+    """
+    problem = regex_problem(pattern)
+    if problem is not None or not isinstance(pattern, str):
+        return problem
+    for token in _TOKEN.findall(pattern):
+        is_class = token[0] == "[" and len(token) > 1
+        members = _TOKEN.findall(token[1:-1]) if is_class else [token]
+        if members[:1] != ["^"] and all(map(_must_be_escaped, members)):
+            return "cannot hold a quotation mark, backslash or control character"
+    return None
+
+
+def _must_be_escaped(token: str) -> bool:
+    if token[0] != "\\":
+        return token == '"' or ord(token[0]) < 0x20
+    if len(token) > 2:
+        code = int(token[2:], 16)
+        return code < 0x20 or code in (0x22, 0x5C)
+    return token[1] in '"\\nrtfv0' or ord(token[1]) < 0x20
+
+
+def _anchor_problem(plain: str) -> str | None:
+    """Anchors stand at the ends of the pattern or of its outermost branches: elsewhere the compiler
+    leaves them out, and what cannot match would."""
+    depth = 0
+    for position, character in enumerate(plain):
+        depth += (character == "(") - (character == ")")
+        before, after = plain[:position], plain[position + 1 :]
+        if character == "^" and (depth or (before and before[-1] != "|")):
+            return "^ is supported at the beginning only"
+        if character == "$" and (depth or (after and after[0] != "|")):
+            return "$ is supported at the end only"
+    return None
+
+
+def _repeat_problem(plain: str) -> str | None:
+    """Bound every counted repeat, and the product of nested ones."""
     depth_copies = [1]
     position = 0
     while position < len(plain):

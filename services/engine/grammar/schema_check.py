@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from services.engine.grammar.disjoint import never_both
-from services.engine.grammar.regex_check import MAX_CLASSES, regex_problem
+from services.engine.grammar.regex_check import MAX_CLASSES, json_pattern_problem
+from services.engine.grammar.schema_form import ANNOTATIONS, APPLICATORS, BY_TYPE, implied_types
 
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_DEPTH = 48
@@ -21,24 +22,6 @@ MAX_ONE_OF = 64
 MAX_PAIRS = 4096
 """Of oneOf branches to be told apart, in a whole schema."""
 MAX_LENGTH_BOUND = 4096
-
-_ANNOTATIONS = frozenset(
-    {
-        *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
-        *("deprecated", "readOnly", "writeOnly", "format", "contentEncoding", "contentMediaType"),
-        *("$defs", "definitions"),
-    }
-)
-_BY_TYPE: Mapping[str, frozenset[str]] = {
-    "string": frozenset({"minLength", "maxLength", "pattern"}),
-    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
-    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
-    "object": frozenset({"properties", "required", "additionalProperties"}),
-    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-    "boolean": frozenset(),
-    "null": frozenset(),
-}
-_APPLICATORS = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 
 
 class SchemaRefusedError(ValueError):
@@ -140,11 +123,11 @@ class SchemaCheck:
             return
         if not isinstance(schema, dict):
             raise SchemaRefusedError(path, "must be an object or true")
-        used = [key for key in schema if key not in _ANNOTATIONS]
+        used = [key for key in schema if key not in ANNOTATIONS]
         for key in ("$defs", "definitions", "$id"):
             if path and key in schema:
                 raise SchemaRefusedError(f"{path}/{key}", "is supported at the root only")
-        applicators = [key for key in _APPLICATORS if key in schema]
+        applicators = [key for key in APPLICATORS if key in schema]
         if applicators:
             self._applicator(schema, applicators[0], used, path, depth)
         else:
@@ -241,19 +224,15 @@ class SchemaCheck:
         declared = schema["type"]
         types = declared if isinstance(declared, list) else [declared]
         for name in types:
-            if name not in _BY_TYPE:
+            if name not in BY_TYPE:
                 raise SchemaRefusedError(f"{path}/type", f"{name!r} is no JSON type")
         if not types:
             raise SchemaRefusedError(f"{path}/type", "must name at least one type")
         return types
 
     def _typed(self, schema: dict[str, Any], used: list[str], path: str, depth: int) -> None:
-        if "type" not in schema:
-            if used:
-                raise SchemaRefusedError(f"{path}/{used[0]}", "needs a type beside it")
-            return
-        types = self._types(schema, path)
-        allowed = frozenset({"type"}).union(*(_BY_TYPE[name] for name in types))
+        types = self._types(schema, path) if "type" in schema else implied_types(schema)
+        allowed = frozenset({"type"}).union(*(BY_TYPE[name] for name in types))
         for key in used:
             if key not in allowed:
                 raise SchemaRefusedError(f"{path}/{key}", "cannot be enforced")
@@ -302,8 +281,6 @@ class SchemaCheck:
                 )
             return
         if "items" not in schema:
-            if bounded:
-                raise SchemaRefusedError(f"{path}/items", "is needed beside minItems and maxItems")
             return
         self._node(schema["items"], f"{path}/items", depth + 1)
 
@@ -315,7 +292,7 @@ class SchemaCheck:
         if low is not None or high is not None:
             raise SchemaRefusedError(f"{path}/pattern", "cannot be enforced beside a length")
         pattern = schema["pattern"]
-        problem = regex_problem(pattern)
+        problem = json_pattern_problem(pattern)
         if problem is None and not self.take_classes(pattern):
             problem = f"more than {MAX_CLASSES} character classes in all patterns together"
         if problem is not None:

@@ -11,16 +11,16 @@ def compiler_tag(
     id_of: Callable[[str], int | None],
     vocab_size: int,
     end_ids: Collection[int],
-    max_whitespace: int,
+    json_format: Callable[[Any, int | None], dict[str, Any]],
 ) -> str:
-    """The tag with ids for the names of tokens and the cap in every schema.
+    """The tag with ids for the names of tokens and each schema in the compiler's form.
 
     Args:
         text: what `tag_check.check_tag` has passed.
         id_of: the id of a token by its name.
         vocab_size: ids are below it.
         end_ids: tokens that end an answer; none can stand inside one.
-        max_whitespace: most blanks in a row between the tokens of JSON.
+        json_format: the format of a schema, given it and the wanted cap of blanks in a row.
 
     Raises:
         ValueError: naming a token that cannot be used.
@@ -41,9 +41,7 @@ def compiler_tag(
             return node
         match node.get("type"):
             case "json_schema":
-                given = node.get("max_whitespace_cnt")
-                cap = max_whitespace if given is None else min(given, max_whitespace)
-                return {**node, "max_whitespace_cnt": cap}
+                return json_format(node["json_schema"], node.get("max_whitespace_cnt"))
             case "token":
                 return {**node, "token": token(node["token"])}
         members = {name: converted(member) for name, member in node.items()}

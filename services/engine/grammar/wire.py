@@ -31,6 +31,12 @@ class Ready(msgspec.Struct, frozen=True):
 
     vocabulary: list[bytes]
     """The bytes of each id; none for one that is never part of a text."""
+    broken: list[int] = []
+    """Ids whose bytes no UTF-8 has; see `utf8`."""
+    pending: dict[int, list[int]] = {}
+    """By its last byte, ids that leave a character begun which not every byte can go on with."""
+    breaking: dict[int, list[int]] = {}
+    """By the same byte, ids that cannot come next."""
 
 
 class Job(msgspec.Struct, frozen=True):

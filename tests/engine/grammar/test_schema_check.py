@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.grammar.regex_check import regex_problem
+from services.engine.grammar.regex_check import json_pattern_problem, regex_problem
 from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
 
 
@@ -37,9 +37,9 @@ def refused_at(schema) -> str:
         ({"oneOf": [{"type": "integer", "minimum": 0}, {"type": "number"}]}, "/oneOf"),
         ({"allOf": [{"type": "object"}, {"type": "object"}]}, "/allOf"),
         ({"type": "string", "enum": ["red", 7]}, "/enum"),
-        ({"type": "array", "minItems": 2}, "/items"),
         ({"type": "thing"}, "/type"),
-        ({"properties": {}}, "/properties"),
+        ({"properties": {"a": False}}, "/properties/a"),
+        ({"minLength": 3, "maximum": 2, "multipleOf": 2}, "/multipleOf"),
         (False, ""),
     ],
 )
@@ -128,6 +128,13 @@ def test_branches_with_equal_numbers_are_not_told_apart():
         (r"(a)\1", "back-references"),
         ("(", "valid"),
         ("x" * 5000, "characters"),
+        ("a(^b)", "beginning"),
+        ("a^b", "beginning"),
+        ("(a$)b", "end"),
+        (r"\Aab\Z", r"\A"),
+        ("(?i)ab", "not supported"),
+        ("a++b", "possessive"),
+        (r"\011", "not supported"),
     ],
 )
 def test_patterns_that_would_hurt_are_refused(pattern, word):
@@ -139,6 +146,21 @@ def test_patterns_that_would_hurt_are_refused(pattern, word):
 )
 def test_usual_patterns_are_taken(pattern):
     assert regex_problem(pattern) is None
+
+
+@pytest.mark.parametrize(
+    "pattern", ['"', 'a"+', r"a\\b", "a\tb", r"\n", r"\x22", r"\u000a", '["]', r"[\n\r]", r'\["\]']
+)
+def test_what_json_escapes_is_refused_in_patterns_of_strings_only(pattern):
+    assert "quotation mark" in (json_pattern_problem(pattern) or "")
+    assert regex_problem(pattern) is None
+
+
+@pytest.mark.parametrize(
+    "pattern", ['[^"]', "[ -~]+", "^a$|^b", "[*+]+", r"[\]a]", r"\[a\]", "a[$^]b", r"\$\^"]
+)
+def test_usual_patterns_of_strings_are_taken(pattern):
+    assert json_pattern_problem(pattern) is None
 
 
 def test_the_public_cases_have_a_decision_each():

@@ -59,14 +59,12 @@ def generated(generator: dict) -> dict:
 def test_public_cases_are_enforced_or_refused(case, wait_for, allows):
     schema = case["schema"] if "schema" in case else generated(case["generator"])
     text = json.dumps(schema)
-    started = time.monotonic()
     try:
         check_schema(text)
     except SchemaRefusedError:
         assert case["policy"] not in MUST_COMPILE or case["id"] in REFUSED_ON_PURPOSE
         return
     built = wait_for(Constraint("json_schema", text), case["id"])
-    assert time.monotonic() - started < 15
     if built.problem is not None:
         assert case["policy"] not in MUST_COMPILE
         return

@@ -103,6 +103,19 @@ def test_structural_tags_match_what_the_page_says(wait_for, allows, form, taken,
     assert [text for text in refused if allows(built, text)] == []
 
 
+def test_white_space_and_control_characters_are_out_of_bounded_strings_too(wait_for, allows):
+    short = {"type": "object", "properties": {"a": {"maxLength": 3}}, "required": ["a"]}
+    form = {**CALL, "content": {"type": "json_schema", "json_schema": short}}
+    for built in (
+        wait_for(tag_of(form)),
+        wait_for(tag_of({**form, "content": {**form["content"], "max_whitespace_cnt": 8}})),
+    ):
+        assert allows(built, '<call>{"a":        "xyz"}</call>')
+        assert not allows(built, '<call>{"a":         "xyz"}</call>')
+        assert not allows(built, '<call>{"a": "wxyz"}</call>')
+        assert not allows(built, '<call>{"a": "x\ty"}</call>')
+
+
 def test_the_older_form_of_a_tag_is_triggered(wait_for, allows):
     structure = {"begin": "<call>", "schema": TAG_JSON["json_schema"], "end": "</call>"}
     older = {"type": "structural_tag", "structures": [structure], "triggers": ["<call"]}

@@ -105,23 +105,30 @@ def test_the_check_of_a_tag_is_bounded():
         check_tag('{"type":"structural_tag","type":"structural_tag"}')
 
 
-def for_compiler(form, **fields):
+def for_compiler(form):
     names = {"[CALL]": 300, "<end>": 258}
-    given = {"vocab_size": 320, "end_ids": [258], "max_whitespace": 8, **fields}
-    return json.loads(compiler_tag(tag(form), id_of=names.get, **given))["format"]
+    return json.loads(
+        compiler_tag(
+            tag(form),
+            id_of=names.get,
+            vocab_size=320,
+            end_ids=[258],
+            json_format=lambda schema, blanks: {"schema": schema, "blanks": blanks},
+        )
+    )["format"]
 
 
-def test_white_space_is_capped_in_every_schema_and_tokens_become_ids():
-    form = {"type": "sequence", "elements": [{**JSON, "max_whitespace_cnt": None}, TOKEN_CALL]}
+def test_schemas_get_the_compiler_s_form_and_tokens_become_ids():
+    form = {"type": "sequence", "elements": [{**JSON, "max_whitespace_cnt": 2}, TOKEN_CALL]}
     first, second = for_compiler(form)["elements"]
-    assert first["max_whitespace_cnt"] == second["content"]["max_whitespace_cnt"] == 8
+    assert first == {"schema": ARGUMENTS, "blanks": 2}
+    assert second["content"] == {"schema": ARGUMENTS, "blanks": None}
     assert second["begin"] == {"type": "token", "token": 300}
-    assert for_compiler({**JSON, "max_whitespace_cnt": 2})["max_whitespace_cnt"] == 2
     tokens = {"type": "token_triggered_tags", "trigger_tokens": ["[CALL]"], "tags": [TOKEN_CALL]}
     assert for_compiler(tokens)["trigger_tokens"] == [300]
     # What a schema itself says is none of the tag's words.
     odd = {"type": "json_schema", "json_schema": {"const": {"type": "token", "token": "[CALL]"}}}
-    assert for_compiler(odd)["json_schema"] == odd["json_schema"]
+    assert for_compiler(odd)["schema"] == odd["json_schema"]
 
 
 @pytest.mark.parametrize("token", ["[NONE]", 320, "<end>", 258])

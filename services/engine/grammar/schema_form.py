@@ -1,0 +1,63 @@
+"""What a schema means by what it does not say: the types its keywords imply, the items of an array.
+
+A keyword without a type beside it bounds values of its own type and allows all others. We produce
+the values that it bounds: each of them is valid, and none that a reader would not expect.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+ANNOTATIONS = frozenset(
+    {
+        *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
+        *("deprecated", "readOnly", "writeOnly", "format", "contentEncoding", "contentMediaType"),
+        *("$defs", "definitions"),
+    }
+)
+_RANGE = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+BY_TYPE: Mapping[str, frozenset[str]] = {
+    "string": frozenset({"minLength", "maxLength", "pattern"}),
+    "integer": _RANGE,
+    "number": _RANGE,
+    "object": frozenset({"properties", "required", "additionalProperties"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "boolean": frozenset(),
+    "null": frozenset(),
+}
+APPLICATORS = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
+_IMPLYING = ("object", "array", "string", "number")
+_MAPS = ("properties", "$defs", "definitions")
+_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
+_SINGLES = ("items", "additionalProperties")
+
+
+def implied_types(schema: Mapping[str, Any]) -> list[str]:
+    """Types whose keywords a schema without `type` has."""
+    return [name for name in _IMPLYING if BY_TYPE[name] & schema.keys()]
+
+
+def compiler_schema(schema: Any) -> Any:
+    """A checked schema with all that it implies written out."""
+    if isinstance(schema, list):
+        return [compiler_schema(member) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    full = dict(schema)
+    for key in _MAPS:
+        if isinstance(full.get(key), dict):
+            full[key] = {name: compiler_schema(member) for name, member in full[key].items()}
+    for key in (*_LISTS, *_SINGLES):
+        if key in full:
+            full[key] = compiler_schema(full[key])
+    if any(key in full for key in APPLICATORS):
+        return full
+    types = implied_types(full)
+    if "type" not in full and types:
+        full["type"] = types if len(types) > 1 else types[0]
+    if "array" in _listed(full.get("type")) and not {"items", "prefixItems"} & full.keys():
+        full["items"] = True
+    return full
+
+
+def _listed(declared: Any) -> list[Any]:
+    return declared if isinstance(declared, list) else [declared]
