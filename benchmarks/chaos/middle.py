@@ -7,8 +7,8 @@ from functools import partial
 from benchmarks.chaos.scenario import HEAL_LIMIT_S, Row, Stage
 
 DROP_LIMIT_S = 1.0
-# A channel pings after 20 s and waits 10 s for the answer.
-_UNHEARD_S = 30.0
+# A channel pings after 11 s and waits 8 s for the answer.
+_UNHEARD_S = 19.0
 
 
 async def balancer_kill(stage: Stage) -> list[Row]:

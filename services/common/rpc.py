@@ -35,7 +35,7 @@ _NO_DEADLINE_S = 10 * 365 * 86400
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),
 ]
@@ -49,8 +49,12 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *STREAM_OPTIONS,
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # A peer that is there and silent is given up after 11 + 8 s. What counts is the ping's timeout,
+    # a minute by default; servers of the version before allow no ping more often than every 10 s.
+    ("grpc.keepalive_time_ms", 11_000),
+    ("grpc.keepalive_timeout_ms", 8_000),
+    ("grpc.http2.ping_timeout_ms", 8_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     # A peer that restarted on the same address is reached again within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
