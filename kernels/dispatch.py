@@ -6,7 +6,7 @@ without a GPU never imports what only a GPU can run.
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -46,6 +46,8 @@ class AttentionGroup:
     """The rows are all there is to attend to: start is 0."""
     lengths: Tensor | None = None
     """[sequences] int32: positions that each sequence's last row attends to; of decodes only."""
+    window: int = 0
+    """Positions that a row sees, itself included; 0: all before it. `mask` says it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Kernels:
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
     """(scores [T, E], k, renormalise) -> weights [T, k] float32, experts [T, k] int64: the k
     likeliest of softmax(scores), best first; renormalised weights add up to 1."""
+    spread: Callable[[Linear], Linear] = field(kw_only=True, default=lambda linear: linear)
+    """A product whose inputs may be spread over ranks; here they are not."""
     combine: Callable[[Tensor, Tensor], Tensor]
     """(outputs [T, k, N], weights [T, k] float32) -> [T, N]: the weighted sum, in float32 and in
     the order of the columns."""

@@ -4,7 +4,8 @@
 
 Writes smollm2_golden.json (greedy float32 tokens of the default model, up to the first step whose
 two best logits are closer than MIN_MARGIN), tiny_llama_golden.json (logits of tiny models) and
-tiny_qwen3_golden.json (logits and greedy tokens of tiny models with and without experts).
+tiny_qwen3_golden.json and tiny_variants_golden.json (logits and greedy tokens of tiny models: with
+and without experts; biases, windows and scaled rotary frequencies).
 The weights come from our own GGUF reader, whose first three answers were checked against
 transformers' own reader.
 """
@@ -77,7 +78,8 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     makers: dict[str, Callable[[], dict]] = {
         "tiny_llama_golden.json": tiny_golden,
-        "tiny_qwen3_golden.json": qwen3_golden,
+        "tiny_qwen3_golden.json": lambda: shapes_golden(QWEN3_SHAPES),
+        "tiny_variants_golden.json": lambda: shapes_golden(VARIANT_SHAPES),
         "smollm2_golden.json": lambda: smollm2_golden(args.folder / "smollm2_first_golden.json"),
     }
     for name, make in makers.items():
@@ -178,10 +180,27 @@ QWEN3_SHAPES = {
 }
 
 
-def qwen3_golden() -> dict:
+VARIANT_SHAPES = {
+    "llama_bias": TinyShape(seed=6, bias=True),
+    "llama_linear": TinyShape(seed=7, rope="linear"),
+    "llama_yarn": TinyShape(seed=8, rope="yarn", tie_embeddings=False),
+    "mistral": TinyShape(kind="mistral", seed=9, tie_embeddings=False),
+    "mistral_window": TinyShape(kind="mistral", seed=10, sliding_window=50, tie_embeddings=False),
+    "qwen2": TinyShape(kind="qwen2", seed=11),
+    "qwen2_untied": TinyShape(kind="qwen2", seed=12, num_heads=4, tie_embeddings=False),
+    "qwen2_window": TinyShape(kind="qwen2", seed=23, num_layers=3, sliding_window=37),
+    "qwen2_yarn": TinyShape(kind="qwen2", seed=14, rope="yarn"),
+    "qwen3_window_bias": TinyShape(kind="qwen3", seed=15, sliding_window=64, bias=True),
+    "qwen3_moe_window": TinyShape(
+        kind="qwen3_moe", seed=16, sliding_window=33, tie_embeddings=False
+    ),
+}
+
+
+def shapes_golden(shapes: dict[str, TinyShape]) -> dict:
     """Logits of some positions of one prompt, and greedy tokens of several, per tiny model."""
     models = {}
-    for name, shape in QWEN3_SHAPES.items():
+    for name, shape in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
             write_tiny_model(Path(folder), shape)
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -12,6 +12,9 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
     if q.shape[0] != len(group.starts) or group.lengths is None:
         return cpu.KERNELS.attention(q, kv, cache, group)
     longest = max(group.starts) + 1
+    if group.window and longest > group.window:
+        # The kernel reads a whole history: torch's attention takes the window from the mask.
+        return cpu.KERNELS.attention(q, kv, cache, group)
     return paged_decode_attention(
         q.contiguous(), cache, group.block_tables, group.lengths, max_length=longest
     )

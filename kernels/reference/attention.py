@@ -18,7 +18,7 @@ def kv_write(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
 def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
     """softmax(q k^T / sqrt(d)) v for each row and head; keys and values come from the cache.
 
-    Causal by positions: the mask of the group is not looked at.
+    Causal, and cut to the window, by positions: the mask of the group is not looked at.
     """
     rows, heads, dim = q.shape
     kv_heads = kv.shape[1] // 2
@@ -28,7 +28,8 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
         history = cache[group.block_tables[index]].flatten(0, 1)
         for step in range(rows_each):
             row = index * rows_each + step
-            seen = history[: start + step + 1].float()
+            end = start + step + 1
+            seen = history[max(0, end - group.window) if group.window else 0 : end].float()
             for head in range(heads):
                 shared = head // (heads // kv_heads)
                 scores = seen[:, shared] @ q[row, head].float() / math.sqrt(dim)

@@ -26,7 +26,7 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
     for index, start in enumerate(group.starts):
         keys, values = _history(cache, group.block_tables[index], start + each)
         own = slice(index * each, (index + 1) * each)
-        _sequence(q[own], keys, values, start, out[own])
+        _sequence(q[own], keys, values, start, group.window, out[own])
     return out.flatten(1)
 
 
@@ -42,7 +42,9 @@ def _history(cache: Tensor, table: Tensor, length: int) -> tuple[Tensor, Tensor]
     return parts[0], parts[1]
 
 
-def _sequence(q: Tensor, keys: Tensor, values: Tensor, start: int, out: Tensor) -> None:
+def _sequence(
+    q: Tensor, keys: Tensor, values: Tensor, start: int, window: int, out: Tensor
+) -> None:
     length, heads, dim = q.shape
     size = _queries(heads)
     kv_heads = keys.shape[1]
@@ -53,7 +55,7 @@ def _sequence(q: Tensor, keys: Tensor, values: Tensor, start: int, out: Tensor) 
         tile[low - first : high - first] = q[low - start : high - start]
         # [G, heads of a group * size, D]: all rows that meet the same keys.
         rows = tile.view(size, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-        done = _tile(rows, keys, values, first, size)
+        done = _tile(rows, keys, values, first, size, window)
         done = done.view(kv_heads, -1, size, dim).permute(2, 0, 1, 3).reshape(size, heads, dim)
         out[low - start : high - start] = done[low - first : high - first]
 
@@ -66,25 +68,32 @@ def _queries(heads: int) -> int:
     return size
 
 
-def _tile(rows: Tensor, keys: Tensor, values: Tensor, first: int, size: int) -> Tensor:
-    count = (first + size - 1) // KEYS + 1
+def _tile(rows: Tensor, keys: Tensor, values: Tensor, first: int, size: int, window: int) -> Tensor:
+    last = (first + size - 1) // KEYS
+    oldest = max(0, first - window + 1) // KEYS if window else 0
+    tiles = range(oldest, last + 1)
     scale = 1 / math.sqrt(rows.shape[-1])
-    scores = [torch.bmm(rows, keys[index].transpose(1, 2)).mul_(scale) for index in range(count)]
-    scores[-1].view(rows.shape[0], -1, size, KEYS).add_(_future(first, size, count))
+    scores = [torch.bmm(rows, keys[index].transpose(1, 2)).mul_(scale) for index in tiles]
+    for index, part in zip(tiles, scores, strict=True):
+        if index == last or window:
+            part.view(rows.shape[0], -1, size, KEYS).add_(_hidden(first, size, index, window))
     best = scores[0].amax(-1, keepdim=True)
     for part in scores[1:]:
         best = torch.maximum(best, part.amax(-1, keepdim=True))
     total = torch.zeros_like(best)
     mixed = torch.zeros_like(rows)
-    for part, value in zip(scores, values, strict=False):
+    for part, value in zip(scores, values[oldest:], strict=False):
         weights = part.sub_(best).exp_()
         total.add_(weights.sum(-1, keepdim=True))
         mixed.add_(torch.bmm(weights, value))
     return mixed.div_(total)
 
 
-def _future(first: int, size: int, count: int) -> Tensor:
-    """[size, KEYS]: minus infinity where a key of the last tile comes after the query."""
+def _hidden(first: int, size: int, tile: int, window: int) -> Tensor:
+    """[size, KEYS]: minus infinity where a key of the tile is out of the query's sight."""
     queries = torch.arange(first, first + size).unsqueeze(1)
-    positions = torch.arange((count - 1) * KEYS, count * KEYS)
-    return torch.zeros(size, KEYS).masked_fill_(positions > queries, float("-inf"))
+    positions = torch.arange(tile * KEYS, (tile + 1) * KEYS)
+    hidden = positions > queries
+    if window:
+        hidden |= positions <= queries - window
+    return torch.zeros(size, KEYS).masked_fill_(hidden, float("-inf"))

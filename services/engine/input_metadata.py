@@ -39,6 +39,8 @@ class InputMetadata:
     slots: Tensor
     """[T] int64: block * block_size + offset."""
     groups: tuple[AttentionGroup, ...]
+    window_groups: tuple[AttentionGroup, ...]
+    """For layers whose rows see a window alone; `groups` where no row is beyond one."""
     sampled_rows: Tensor
     """[sampled] int64, in the batch's order."""
     prompt_rows: tuple[PromptRows, ...]
@@ -50,12 +52,14 @@ def build_input(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    window: int = 0,
 ) -> InputMetadata:
     """Lay out one round.
 
     Args:
         previous_tokens: tokens of the round before, one a row, for sequences with `prev_row`.
         dtype: of the scores' mask.
+        window: positions that a row of a sliding layer sees; 0: the model has no such layer.
     """
     order = sorted(range(len(batch)), key=lambda index: _place(batch[index]))
     ordered = [batch[index] for index in order]
@@ -73,11 +77,16 @@ def build_input(
     token_ids = torch.tensor(tokens, dtype=torch.long).to(device)
     _fill_previous(token_ids, ordered, last_row, previous_tokens)
     sampled = [last_row[id(seq)] for seq in batch if seq.sample]
+    groups = tuple(_groups(ordered, first_row, block_size, dtype, device))
+    window_groups = groups
+    if window and any(seq.seqlen_k > window for seq in batch):
+        window_groups = tuple(_groups(ordered, first_row, block_size, dtype, device, window))
     return InputMetadata(
         token_ids=token_ids,
         positions=torch.tensor(positions, dtype=torch.long).to(device),
         slots=torch.tensor(slots, dtype=torch.long).to(device),
-        groups=tuple(_groups(ordered, first_row, block_size, dtype, device)),
+        groups=groups,
+        window_groups=window_groups,
         sampled_rows=torch.tensor(sampled, dtype=torch.long).to(device),
         prompt_rows=tuple(_prompt_rows(ordered, first_row, device)),
     )
@@ -114,15 +123,16 @@ def _groups(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    window: int = 0,
 ) -> list[AttentionGroup]:
     single = [seq for seq in ordered if seq.seqlen_q == 1]
     groups, row = [], 0
     # Only the gathering sets of kernels need a bound; on a GPU all decodes attend in one call.
     for part in _parts(single) if device.type == "cpu" else [single] if single else []:
-        groups.append(_decode_group(part, row, block_size, dtype, device))
+        groups.append(_decode_group(part, row, block_size, dtype, device, window))
         row += len(part)
     for seq, row in zip(ordered[len(single) :], first_row[len(single) :], strict=True):
-        groups.append(_prefill_group(seq, row, block_size, dtype, device))
+        groups.append(_prefill_group(seq, row, block_size, dtype, device, window))
     return groups
 
 
@@ -148,6 +158,7 @@ def _decode_group(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    window: int,
 ) -> AttentionGroup:
     counts = [-(-seq.seqlen_k // block_size) for seq in seqs]
     width = max(counts)
@@ -156,7 +167,10 @@ def _decode_group(
         for seq, count in zip(seqs, counts, strict=True)
     ]
     lengths = torch.tensor([seq.seqlen_k for seq in seqs])
-    hidden = torch.arange(width * block_size) >= lengths.unsqueeze(1)
+    positions = torch.arange(width * block_size)
+    hidden = positions >= lengths.unsqueeze(1)
+    if window:
+        hidden |= positions < lengths.unsqueeze(1) - window
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
     return AttentionGroup(
         rows=slice(row, row + len(seqs)),
@@ -165,23 +179,35 @@ def _decode_group(
         mask=mask[:, None, None].to(device),
         causal=False,
         lengths=lengths.int().to(device),
+        window=window,
     )
 
 
 def _prefill_group(
-    seq: SequenceMetadata, row: int, block_size: int, dtype: torch.dtype, device: torch.device
+    seq: SequenceMetadata,
+    row: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int,
 ) -> AttentionGroup:
     count = -(-seq.seqlen_k // block_size)
+    slides = 0 < window < seq.seqlen_k
     mask = None
-    if seq.start:
-        causal = torch.full((seq.seqlen_q, seq.seqlen_k), float("-inf"), dtype=dtype)
-        mask = causal.triu_(seq.start + 1).to(device)
+    if seq.start or slides:
+        mask = torch.full((seq.seqlen_q, seq.seqlen_k), float("-inf"), dtype=dtype)
+        mask.triu_(seq.start + 1)
+        if slides:
+            older = torch.full_like(mask, float("-inf")).tril_(seq.start - window)
+            mask.add_(older)
+        mask = mask.to(device)
     return AttentionGroup(
         rows=slice(row, row + seq.seqlen_q),
         starts=(seq.start,),
         block_tables=torch.tensor([seq.block_table[:count]], dtype=torch.long).to(device),
         mask=mask,
-        causal=seq.start == 0,
+        causal=mask is None,
+        window=window,
     )
 
 

@@ -137,6 +137,7 @@ class ModelRunner:
             self._block_size,
             self._dtype,
             self._device,
+            self._config.sliding_window,
         )
         with self._experts.round() if self._experts else contextlib.nullcontext():
             hidden = self._model.forward(data, self._caches)

@@ -6,7 +6,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from services.engine.loader.hf_folder import folder_config, folder_eos, folder_text
+from services.engine.loader.hf_config import folder_config
+from services.engine.loader.hf_folder import folder_eos, folder_text
+from services.engine.loader.json_keys import read_json
 from services.engine.loader.source import ModelSource, file_digest
 from services.engine.models.config import ModelFileError
 
@@ -31,14 +33,36 @@ def load_folder(folder: Path, name: str) -> ModelSource:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """All files with weights, in the order of their names.
+    """All files with weights, in the order of their names: those of the index if there is one.
+
+    A folder may hold the same weights under its publisher's own names too; those are not read.
 
     Raises:
-        ModelFileError: there is none.
+        ModelFileError: there is none, or one that the index names is missing.
     """
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return _listed_files(index)
+    whole = folder / "model.safetensors"
+    if whole.exists():
+        return [whole]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelFileError(f"{folder}: no *.safetensors file")
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        hint = f"; {others[0]} is not read: save the model as safetensors" if others else ""
+        raise ModelFileError(f"{folder}: no *.safetensors file{hint}")
+    return files
+
+
+def _listed_files(index: Path) -> list[Path]:
+    listed = read_json(index)
+    names = listed.get("weight_map") if isinstance(listed, dict) else None
+    if not isinstance(names, dict) or not names:
+        raise ModelFileError(f"{index}: weight_map is missing")
+    files = [index.parent / Path(str(name)).name for name in sorted(set(names.values()))]
+    for path in files:
+        if not path.exists():
+            raise ModelFileError(f"{path}: missing, but {index.name} names it")
     return files
 
 

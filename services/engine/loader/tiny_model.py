@@ -17,6 +17,8 @@ from tokenizers.models import BPE
 _SPECIAL = ("<s>", "</s>", "<eot>")
 _CLASSES = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
@@ -38,6 +40,12 @@ class TinyShape:
     max_position: int = 512
     tie_embeddings: bool = True
     llama3_rope: bool = False
+    rope: str = ""
+    """"linear" or "yarn": stretched 4 times."""
+    bias: bool = False
+    """Biases where the kind may have them: attention (llama, qwen3) and feed-forward (llama)."""
+    sliding_window: int = 0
+    """Of every layer of a mistral, and of all layers but the first of a qwen."""
     num_experts: int = 8
     """This and what follows: qwen3_moe only."""
     top_k: int = 2
@@ -100,7 +108,7 @@ def _config(shape: TinyShape, vocab_size: int) -> dict[str, Any]:
         "bos_token_id": vocab_size - 3,
         "eos_token_id": vocab_size - 2,
     }
-    if shape.kind != "llama":
+    if shape.kind.startswith("qwen3"):
         config["head_dim"] = shape.hidden_size // shape.num_heads
     if shape.kind == "qwen3_moe":
         config |= {
@@ -111,6 +119,24 @@ def _config(shape: TinyShape, vocab_size: int) -> dict[str, Any]:
             "mlp_only_layers": list(shape.dense_layers),
             "decoder_sparse_step": 1,
         }
+    return config | _variants(shape)
+
+
+def _variants(shape: TinyShape) -> dict[str, Any]:
+    """Keys of what few models have."""
+    config: dict[str, Any] = {}
+    if shape.bias:
+        config["attention_bias"] = True
+    if shape.bias and shape.kind == "llama":
+        config["mlp_bias"] = True
+    if shape.sliding_window or shape.kind == "mistral":
+        config["sliding_window"] = shape.sliding_window or None
+    if shape.sliding_window and shape.kind != "mistral":
+        config |= {"use_sliding_window": True, "max_window_layers": 1}
+    if shape.rope:
+        config["rope_scaling"] = {"rope_type": shape.rope, "factor": 4.0}
+        if shape.rope == "yarn":
+            config["rope_scaling"]["original_max_position_embeddings"] = shape.max_position // 4
     if shape.llama3_rope:
         config["rope_scaling"] = {
             "rope_type": "llama3",
@@ -130,6 +156,8 @@ def _weights(shape: TinyShape, vocab_size: int) -> dict[str, NDArray[np.float32]
         weights[name] = spread * _uniform(size, first + order)
     for order, (name, length) in enumerate(_norms(shape).items()):
         weights[name] = 1 + _uniform((length,), first + 500 + order) / 4
+    for order, (name, length) in enumerate(_biases(shape).items()):
+        weights[name] = _uniform((length,), first + 800 + order)
     return {name: np.asarray(value, dtype=np.float32) for name, value in weights.items()}
 
 
@@ -169,9 +197,27 @@ def _norms(shape: TinyShape) -> dict[str, int]:
     parts = ("input_layernorm", "post_attention_layernorm")
     sizes = {f"{at}.{part}.weight": shape.hidden_size for at in layers for part in parts}
     sizes["model.norm.weight"] = shape.hidden_size
-    if shape.kind != "llama":
+    if shape.kind.startswith("qwen3"):
         head = shape.hidden_size // shape.num_heads
         sizes |= {f"{at}.self_attn.{p}_norm.weight": head for at in layers for p in "qk"}
+    return sizes
+
+
+def _biases(shape: TinyShape) -> dict[str, int]:
+    hidden = shape.hidden_size
+    keys = hidden // shape.num_heads * shape.num_kv_heads
+    sizes: dict[str, int] = {}
+    for index in range(shape.num_layers):
+        at = f"model.layers.{index}"
+        if shape.bias or shape.kind == "qwen2":
+            rows = {"q": hidden, "k": keys, "v": keys}
+            sizes |= {f"{at}.self_attn.{part}_proj.bias": n for part, n in rows.items()}
+        if shape.bias and shape.kind != "qwen2":
+            sizes[f"{at}.self_attn.o_proj.bias"] = hidden
+        if shape.bias and shape.kind == "llama":
+            middle = shape.intermediate_size
+            rows = {"gate": middle, "up": middle, "down": hidden}
+            sizes |= {f"{at}.mlp.{part}_proj.bias": n for part, n in rows.items()}
     return sizes
 
 

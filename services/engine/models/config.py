@@ -8,13 +8,46 @@ class ModelFileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
+class LinearRope:
+    """All rotary frequencies divided by one factor (Chen et al. 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
     """Llama 3's long-context stretch of the rotary frequencies."""
 
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRope:
+    """YaRN (Peng et al. 2023): fast pairs kept, slow ones stretched, a ramp between."""
+
+    factor: float
+    original_max_position: int
+    beta_fast: float = 32.0
+    """Turns within the original length from which a pair is kept."""
+    beta_slow: float = 1.0
+    """Turns up to which a pair is stretched in full."""
+    attention_factor: float = 1.0
+    """Multiplies cosine and sine, and with them each score by its square."""
+    truncate: bool = True
+    """The ramp begins and ends at whole pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactorsRope:
+    """A divisor for each pair's frequency, as GGUF files carry it (`rope_freqs.weight`)."""
+
+    factors: tuple[float, ...]
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +71,18 @@ class MoeConfig:
             raise ModelFileError("no layer has experts: model_type should be a dense one")
 
 
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder of the Llama family. Sizes are counts of elements."""
@@ -56,14 +101,27 @@ class ModelConfig:
     tie_embeddings: bool
     rope_scaling: RopeScaling | None = None
     moe: MoeConfig | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Of the attention's output."""
+    mlp_bias: bool = False
+    sliding_window: int = 0
+    """Positions that a row of a sliding layer sees, itself included; 0: no layer slides."""
+    sliding_layers: tuple[int, ...] = ()
+    """Indices of the layers whose rows see the window alone, ascending."""
 
     def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise ModelFileError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ModelFileError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key heads evenly"
             )
         if self.head_dim % 2:
             raise ModelFileError(f"head size {self.head_dim} is odd: it cannot be rotated")
+        if self.sliding_layers and self.sliding_window < 1:
+            raise ModelFileError(f"sliding_window is {self.sliding_window}, but layers use it")
 
     @property
     def group_size(self) -> int:

@@ -1,6 +1,7 @@
 """What the served architectures share: embedding, layers, last norm and head.
 
-An architecture says what its layers are made of (llama.py, qwen3.py, qwen3_moe.py).
+What the configuration does not say of its layers, an architecture does (llama.py, qwen3.py,
+qwen3_moe.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,9 @@ class _Layer:
 
 class Decoder:
     """Weights packed for one set of kernels; holds no state of any request."""
+
+    head_norms = False
+    """Queries and keys pass a norm per head before they are rotated."""
 
     def __init__(
         self,
@@ -105,8 +109,15 @@ class Decoder:
         normed = self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
         return self._head(normed).float()
 
-    def _attention(self, take: Taker, at: str) -> Attention:
-        return Attention(self.config, self._kernels, take, at, head_norms=False)
+    def _attention(self, take: Taker, index: int, at: str) -> Attention:
+        return Attention(
+            self.config,
+            self._kernels,
+            take,
+            at,
+            head_norms=self.head_norms,
+            sliding=index in self.config.sliding_layers,
+        )
 
     def _feed_forward(self, take: Taker, index: int, at: str) -> FeedForward:
         return Mlp(self.config, self._kernels, take, at)
@@ -114,7 +125,7 @@ class Decoder:
     def _pack_layer(self, take: Taker, index: int) -> _Layer:
         at = f"model.layers.{index}"
         return _Layer(
-            attention=self._attention(take, at),
+            attention=self._attention(take, index, at),
             norm=take(f"{at}.post_attention_layernorm.weight", self.config.hidden_size),
             feed_forward=self._feed_forward(take, index, at),
         )

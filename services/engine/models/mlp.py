@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kernels.dispatch import Kernels
 from services.engine.models.config import ModelConfig
-from services.engine.models.weights import Taker
+from services.engine.models.weights import Taker, add_bias
 
 
 class Mlp:
@@ -22,13 +22,22 @@ class Mlp:
         up = take(f"{at}.mlp.up_proj.weight", middle, hidden)
         self._kernels = kernels
         self._gate_up = kernels.pack(torch.cat((gate, up)))
-        self._down = kernels.pack(take(f"{at}.mlp.down_proj.weight", hidden, middle))
+        down = take(f"{at}.mlp.down_proj.weight", hidden, middle)
+        self._down = kernels.spread(kernels.pack(down))
+        self._gate_up_bias: Tensor | None = None
+        if config.mlp_bias:
+            names = (f"{at}.mlp.gate_proj.bias", f"{at}.mlp.up_proj.bias")
+            self._gate_up_bias = torch.cat([take(name, middle) for name in names])
+        self._down_bias = take.optional(f"{at}.mlp.down_proj.bias", hidden, wanted=config.mlp_bias)
 
     @property
     def nbytes(self) -> int:
         """Memory of the weights as packed."""
-        return self._gate_up.nbytes + self._down.nbytes
+        biases = (b for b in (self._gate_up_bias, self._down_bias) if b is not None)
+        return self._gate_up.nbytes + self._down.nbytes + sum(bias.nbytes for bias in biases)
 
     def add_to(self, x: Tensor, normed: Tensor) -> None:
         """x [T, hidden] += the layer's output for its normed rows."""
-        self._down.add_to(x, self._kernels.silu_mul(self._gate_up(normed)))
+        gate_up = add_bias(self._gate_up(normed), self._gate_up_bias)
+        self._down.add_to(x, self._kernels.silu_mul(gate_up))
+        add_bias(x, self._down_bias)

@@ -9,6 +9,8 @@ from services.engine.models.qwen3_moe import Qwen3MoeModel
 
 MODELS: Mapping[str, type[Decoder]] = {
     "llama": LlamaModel,
+    "mistral": LlamaModel,
+    "qwen2": LlamaModel,
     "qwen3": Qwen3Model,
     "qwen3_moe": Qwen3MoeModel,
 }

@@ -28,6 +28,14 @@ class Taker:
         del self._weights[name]
         return tensor.to(device=self._device, dtype=self._dtype)
 
+    def optional(self, name: str, *shape: int, wanted: bool) -> Tensor | None:
+        """The tensor if the model's configuration wants it.
+
+        Raises:
+            ModelFileError: it is wanted, and missing or of another shape.
+        """
+        return self(name, *shape) if wanted else None
+
     def ignore(self, *names: str) -> None:
         """These have their place elsewhere, or may be there and are not used."""
         for name in names:
@@ -42,6 +50,11 @@ class Taker:
         left = [name for name in self._weights if not name.endswith("rotary_emb.inv_freq")]
         if left:
             raise ModelFileError(f"tensors without a place in the model: {', '.join(left[:5])}")
+
+
+def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, N], with the bias [N] added in place if there is one."""
+    return x if bias is None else x.add_(bias)
 
 
 def checked(weights: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
