@@ -124,7 +124,7 @@ async def run_all(
                     async for row in run(made, chosen):
                         yield row
             except upgrade.NoSuchRevisionError as error:
-                say(f"upgrade: not run: {error}")
+                yield Row("version n beside n-1", violations=[f"not run: {error}"])
             except (TimeoutError, BackingError, CliError, grpc.RpcError) as error:
                 yield Row(f"fleet {kind!r}", violations=[f"{type(error).__name__}: {error}"])
 
