@@ -1,15 +1,17 @@
 """How often the default mode's tokens differ in other company, and what deterministic mode costs.
 
-    python -m benchmarks.bench_determinism --threads 1 --output benchmarks/results
+    python -m benchmarks.bench_determinism --threads 1 --seeds 3 --tokens 64 --output benchmarks/results
 
 The same requests run alone and whole (the reference), then all in one batch, then alone in chunks;
-greedy and seeded; in both modes. Flips are counted up to each answer's first difference: after it
-the two answers have different histories. Costs are CPU seconds of this process, the two modes in
-turn, because wall time would measure the machine's other work.
+greedy and seeded; in the default mode in float32 and bfloat16, and in deterministic mode. Flips are
+counted up to each answer's first difference: after it the two answers have different histories.
+Costs are CPU seconds of this process, the modes in turn, because wall time would measure the
+machine's other work.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -39,6 +41,12 @@ PROMPTS = (
     "that has not arrived. Your colleague told me on the telephone that",
 )
 CASES = ("alone", "batch", "chunked")
+DEFAULT, BFLOAT16, DETERMINISTIC = "default", "default bfloat16", "deterministic"
+MODES = {
+    DEFAULT: {"deterministic": False, "dtype": "float32"},
+    BFLOAT16: {"deterministic": False, "dtype": "bfloat16"},
+    DETERMINISTIC: {"deterministic": True, "dtype": "float32"},
+}
 
 
 @dataclass
@@ -58,6 +66,16 @@ class Comparison:
         """First differences in a thousand comparable tokens."""
         return 1000 * self.answers_that_differ / max(1, self.tokens_compared)
 
+    @property
+    def flips_per_thousand_below(self) -> float:
+        """Upper end of the exact 95 % interval (Clopper and Pearson, one-sided) of that rate."""
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            tail = _at_most(self.answers_that_differ, self.tokens_compared, middle)
+            low, high = (middle, high) if tail > 0.05 else (low, middle)
+        return 1000 * high
+
     def add(self, want: Sequence[int], got: Sequence[int]) -> None:
         """Compare one answer."""
         same = 0
@@ -72,14 +90,21 @@ class Comparison:
         self.tokens += len(got)
 
 
+def _at_most(count: int, trials: int, rate: float) -> float:
+    """Probability of at most so many events in independent trials."""
+    return sum(
+        math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(count + 1)
+    )
+
+
 class Mode:
     """The engines of one mode: whole prompts, and prompts in chunks."""
 
-    def __init__(self, *, deterministic: bool, options: argparse.Namespace) -> None:
-        self.name = "deterministic" if deterministic else "default"
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.name = name
         self._options = options
-        fields = {"threads": options.threads, "deterministic": deterministic, "num_blocks": 200}
-        fields["prefix_cache"] = False
+        fields = {"threads": options.threads, "num_blocks": 200, "prefix_cache": False}
+        fields |= MODES[name]
         self._whole = LLM(MODEL, max_num_batched_tokens=1024, **fields)
         self._chunked = LLM(MODEL, max_num_batched_tokens=options.chunk, **fields)
         self.cpu_s = dict.fromkeys(CASES, 0.0)
@@ -101,23 +126,24 @@ class Mode:
         self._chunked.close()
 
 
-def samplings(tokens: int) -> Iterator[SamplingParams]:
+def samplings(tokens: int, seeds: int) -> Iterator[SamplingParams]:
     """Greedy and seeded draws that never end early."""
     common = {"max_tokens": tokens, "ignore_eos": True}
     yield SamplingParams(temperature=0.0, seed=0, **common)
-    yield SamplingParams(temperature=1.0, top_p=0.95, seed=1, **common)
+    for seed in range(1, seeds + 1):
+        yield SamplingParams(temperature=1.0, top_p=0.95, seed=seed, **common)
 
 
 def measure(options: argparse.Namespace) -> tuple[list[Comparison], dict[str, dict[str, float]]]:
     """All comparisons, and the CPU seconds of each mode and case; progress on stderr."""
-    modes = [Mode(deterministic=on, options=options) for on in (False, True)]
+    modes = [Mode(name, options) for name in MODES]
     found = {(m.name, c): Comparison(m.name, c) for m in modes for c in CASES[1:]}
-    for params in samplings(options.tokens):
+    for params in samplings(options.tokens, options.seeds):
         requests = [(prompt, params) for prompt in PROMPTS[: options.prompts]]
         reference: dict[str, list[list[int]]] = {}
         for case in CASES:
             for mode in modes:
-                print(f"T={params.temperature} {case} {mode.name} …", file=sys.stderr, flush=True)
+                print(f"seed {params.seed} {case} {mode.name} …", file=sys.stderr, flush=True)
                 answers = mode.run(case, requests)
                 want = reference.setdefault(mode.name, answers)
                 if case != "alone":
@@ -136,16 +162,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="1 to 6")
     parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
+    parser.add_argument("--seeds", type=int, default=1, help="seeded answers a prompt")
     parser.add_argument("--chunk", type=int, default=16, help="positions a round, if chunked")
     parser.add_argument("--output", type=Path, help="folder for the JSON file")
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
     comparisons, cpu_s = measure(options)
-    costs = {case: cpu_s["deterministic"][case] / cpu_s["default"][case] for case in CASES}
-    print(f"{'mode':15}{'case':9}{'answers':>8}{'differ':>8}{'flips per 1000 tokens':>23}")
+    costs = {case: cpu_s[DETERMINISTIC][case] / cpu_s[DEFAULT][case] for case in CASES}
+    print(f"{'mode':18}{'case':9}{'answers':>8}{'differ':>8}{'flips per 1000 tokens':>23}  95 %")
     for c in comparisons:
-        line = f"{c.mode:15}{c.case:9}{c.answers:>8}{c.answers_that_differ:>8}"
-        print(f"{line}{c.flips_per_thousand:>23.2f}")
+        line = f"{c.mode:18}{c.case:9}{c.answers:>8}{c.answers_that_differ:>8}"
+        print(f"{line}{c.flips_per_thousand:>23.2f}  < {c.flips_per_thousand_below:.2f}")
     for case, ratio in costs.items():
         print(f"cost of the deterministic mode, {case}: {ratio:.2f} × the default's CPU time")
     if options.output:
@@ -155,7 +182,7 @@ def main() -> None:
             "date": date,
             "command": "python -m benchmarks.bench_determinism " + " ".join(sys.argv[1:]),
             "model": MODEL,
-            "dtype": "float32",
+            "modes": MODES,
             "threads": options.threads,
             "chunk": options.chunk,
             "tokens_per_answer": options.tokens,
@@ -165,7 +192,11 @@ def main() -> None:
             "python": platform.python_version(),
             "load_average": [load_before, os.getloadavg()[0]],
             "comparisons": [
-                asdict(c) | {"flips_per_thousand": round(c.flips_per_thousand, 3)}
+                asdict(c)
+                | {
+                    "flips_per_thousand": round(c.flips_per_thousand, 3),
+                    "flips_per_thousand_below": round(c.flips_per_thousand_below, 3),
+                }
                 for c in comparisons
             ],
             "cpu_s": cpu_s,
