@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.balancer.drain_rate import DrainRate
+from services.balancer.drain_rate import DrainRate, ServiceTime
 from services.balancer.engine_view import Asked, EngineState, EngineView
 from services.balancer.fair_queue import FairQueue, TenantCounters
 from services.common.errors import (
@@ -20,6 +20,8 @@ from services.common.errors import (
 )
 
 _RETRY_S = (0.5, 60.0)
+# Of the likely service time: with less than this left, an answer in time is not to be hoped for.
+_HOPELESS = 0.5
 
 
 Lane = tuple[str, str]
@@ -34,12 +36,18 @@ class Grant:
     asked: Asked
     reserved: bool = True
     left: bool = False
+    used_at: float = 0.0
 
     def use(self) -> None:
         """The request was dispatched: from here on the engine's own count stands for it."""
         if self.reserved:
             self.reserved = False
+            self.used_at = self.admission.clock()
             self.admission.release(self.asked)
+
+    def served(self) -> None:
+        """It was answered to its end: how long that took counts for what others may expect."""
+        self.admission.served(self.asked, self.admission.clock() - self.used_at)
 
     def charge(self, weighted_tokens: float) -> None:
         """Tokens were served to the tenant."""
@@ -86,10 +94,11 @@ class Admission:
         self._queue_size = queue_size
         self._headroom = headroom
         self._patience_s = patience_s
-        self._clock = clock
+        self.clock = clock
         self._queues: dict[Lane, FairQueue[_Entry]] = {}
         self._reserved: dict[Lane, int] = {}
         self._rates: dict[str, DrainRate] = {}
+        self._times: dict[str, ServiceTime] = {}
 
     def queued(self) -> dict[str, int]:
         """Requests waiting, by model."""
@@ -115,10 +124,11 @@ class Admission:
 
         Raises:
             DeadlineExceededError: it passed while waiting; nothing was dispatched.
-            ResourceExhaustedError: the queue is full, or a fairer claim took the place.
+            ResourceExhaustedError: the queue is full, a fairer claim took the place, or the wait
+                would outlast the deadline.
             UnavailableError: no engine of the model was healthy for `patience_s`.
         """
-        deadline = None if timeout_s is None else self._clock() + timeout_s
+        deadline = None if timeout_s is None else self.clock() + timeout_s
         if timeout_s is not None and timeout_s <= 0:
             raise _expired()
         self.counters.enter(asked.tenant)
@@ -136,10 +146,10 @@ class Admission:
             if not queue:
                 del self._queues[lane]
                 continue
-            now = self._clock()
+            now = self.clock()
             # The next one waits for as many places as it needs: nobody overtakes it meanwhile.
             while (entry := queue.peek()) is not None:
-                expired = entry.deadline is not None and now >= entry.deadline
+                expired = entry.deadline is not None and now >= self._last_start(entry)
                 if not expired and not self._fits(entry.asked):
                     break
                 queue.remove(entry)
@@ -156,11 +166,15 @@ class Admission:
         if not self._reserved[lane]:
             del self._reserved[lane]
 
+    def served(self, asked: Asked, seconds: float) -> None:
+        """For `Grant` only."""
+        self._times.setdefault(asked.model, ServiceTime()).served(seconds, asked.expected_output)
+
     def left(self, asked: Asked) -> None:
         """For `Grant` only."""
         self.counters.leave(asked.tenant)
         if asked.model not in self._rates:
-            self._rates[asked.model] = DrainRate(self._clock)
+            self._rates[asked.model] = DrainRate(self.clock)
         self._rates[asked.model].ended()
         self.pump()
 
@@ -179,6 +193,8 @@ class Admission:
             return
         if queue is None:
             queue = self._queues[lane] = FairQueue(self._queue_size, self.counters)
+        if deadline is not None and deadline < self.clock() + self._likely_wait_s(asked, queue):
+            raise self._refused(asked, f"the queue of model {asked.model} outlasts the deadline")
         entry = _Entry(asked, deadline)
         offer = queue.offer(entry, asked.tenant, asked.priority)
         if offer.displaced is not None:
@@ -196,7 +212,7 @@ class Admission:
     async def _until_granted(self, entry: _Entry) -> None:
         deadline, sick_since = entry.deadline, None
         while not entry.granted.done():
-            now = self._clock()
+            now = self.clock()
             if deadline is not None and now >= deadline:
                 raise _expired()
             waits = [] if deadline is None else [deadline - now]
@@ -209,7 +225,7 @@ class Admission:
             # Health may change while waiting: look again now and then.
             await asyncio.wait({entry.granted}, timeout=min([*waits, max(self._patience_s, 0.1)]))
         entry.granted.result()
-        if deadline is not None and self._clock() >= deadline:
+        if deadline is not None and self.clock() >= deadline:
             raise _expired()  # granted in time, but looked at too late
 
     def _engines(self, asked: Asked) -> list[EngineView]:
@@ -238,12 +254,40 @@ class Admission:
         lane = _lane_of(asked)
         self._reserved[lane] = self._reserved.get(lane, 0) + asked.num_choices
 
+    def _likely_wait_s(self, asked: Asked, queue: FairQueue[_Entry]) -> float:
+        """Seconds until the answer, as far as is known; 0 if nothing is.
+
+        Engines that were idle have measured a low rate but could do more: what their places allow
+        counts if it is more (Little's law).
+        """
+        service_s = self._service_s(asked)
+        if not service_s:
+            return 0.0
+        places = sum(
+            engine.max_num_seqs + self._headroom
+            for engine in self._engines(asked)
+            if engine.state is EngineState.SERVING
+        )
+        measured = self._rates[asked.model].per_s() if asked.model in self._rates else 0.0
+        rate = max(measured, places / service_s)
+        return queue.ahead_of(asked.tenant) / rate + service_s if rate else 0.0
+
+    def _service_s(self, asked: Asked) -> float:
+        times = self._times.get(asked.model)
+        return 0.0 if times is None else times.of(asked.expected_output)
+
+    def _last_start(self, entry: _Entry) -> float:
+        """From when on it is not worth starting: half of its likely time would be wasted."""
+        assert entry.deadline is not None
+        return entry.deadline - _HOPELESS * self._service_s(entry.asked)
+
     def _full(self, asked: Asked) -> FleetError:
+        return self._refused(asked, f"the queue of model {asked.model} is full")
+
+    def _refused(self, asked: Asked, why: str) -> FleetError:
         retry_s = self.retry_after_s(asked)
         return ResourceExhaustedError(
-            f"the queue of model {asked.model} is full; try again in {retry_s:.1f} s",
-            reason="QUEUE_FULL",
-            retry_after_s=retry_s,
+            f"{why}; try again in {retry_s:.1f} s", reason="QUEUE_FULL", retry_after_s=retry_s
         )
 
 

@@ -1,4 +1,4 @@
-"""How fast requests end: what a refused client is told to wait comes from here."""
+"""How fast requests end, and how long one takes: what a client is told to wait comes from here."""
 
 import math
 from collections.abc import Callable
@@ -31,3 +31,23 @@ class DrainRate:
     def _decayed(self) -> float:
         halvings = (self._clock() - self._at) / _RATE_HALF_LIFE_S
         return self._weight * math.pow(0.5, halvings)
+
+
+class ServiceTime:
+    """Seconds that an engine has a request, in proportion to the output expected of it."""
+
+    _KEPT = 0.98
+    """Of what was known, at each new end: about the last 50 count."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._tokens = 0.0
+
+    def served(self, seconds: float, expected_output: int) -> None:
+        """One request was answered to its end."""
+        self._seconds = self._seconds * self._KEPT + seconds
+        self._tokens = self._tokens * self._KEPT + expected_output
+
+    def of(self, expected_output: int) -> float:
+        """What a request is likely to take; 0 before the first."""
+        return self._seconds / self._tokens * expected_output if self._tokens else 0.0

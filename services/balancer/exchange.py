@@ -134,6 +134,7 @@ class Exchange:
                 # One message was taken for one token; now the true number is known.
                 missed = summary.usage.completion_tokens - self._charged_tokens
                 grant.charge(OUTPUT_TOKEN_WEIGHT * missed)
+                grant.served()
             grant.leave()
 
     def cut(self) -> None:

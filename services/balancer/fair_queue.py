@@ -121,6 +121,11 @@ class FairQueue(Generic[K]):
         self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + 1
         return Offer(True, displaced)
 
+    def ahead_of(self, tenant: str) -> int:
+        """About how many are served before a newcomer of this tenant, which shares evenly."""
+        tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
+        return min(len(self._waiting), self._by_tenant.get(tenant, 0) * tenants + tenants - 1)
+
     def remove(self, key: K) -> bool:
         """It waits no more; whether it did."""
         entry = self._waiting.pop(key, None)

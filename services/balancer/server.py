@@ -212,7 +212,7 @@ class BalancerService:
             rooms.admission.queued,
             lambda: int(rooms.matcher.breaker.state(time.monotonic())),
         )
-        metrics = MetricsServer(rooms.stats.registry, lambda: self._serving)
+        metrics = MetricsServer(rooms.stats.registry, lambda: self._serving, self._membership.token)
         self.metrics_address = metrics.start(self._config.host, self._config.metrics_port)
         self._closers.append(metrics.stop)
 

@@ -260,3 +260,83 @@ async def test_the_hint_is_of_the_model_that_is_full():
     other = Asked("y", "other", (1,))
     assert door.admission.retry_after_s(Asked("x", "m", (1,))) == 0.5, "10 a second end"
     assert door.admission.retry_after_s(other) == 1.0, "nothing is known of it"
+
+
+async def served(door, seconds, now, *, output=10):
+    grant = await door.admission.enter(
+        dataclasses.replace(Asked("x", "m", (1,)), expected_output=output), None
+    )
+    grant.use()
+    now[0] += seconds
+    grant.served()
+    grant.leave()
+
+
+async def test_a_wait_that_outlasts_the_deadline_is_refused_at_once():
+    now = [0.0]
+    door = Door(clock=lambda: now[0], queue_size=100)
+    await served(door, 10.0, now)
+    door.occupy(1)
+    asked = dataclasses.replace(Asked("y", "m", (1,)), expected_output=10)
+    with pytest.raises(errors.ResourceExhaustedError) as caught:
+        await door.admission.enter(asked, 5.0)  # one answer alone takes 10 s
+    assert caught.value.retry_after_s > 0
+    assert "outlasts the deadline" in caught.value.message
+    short = dataclasses.replace(asked, expected_output=1)
+    waits = asyncio.create_task(door.admission.enter(short, 5.0))
+    patient = asyncio.create_task(door.admission.enter(asked, None))
+    await asyncio.sleep(0)
+    assert not waits.done(), "a short answer fits, and no deadline is never too short"
+    door.occupy(0)
+    (await waits).leave()
+    (await patient).leave()
+    door.assert_clean()
+
+
+async def test_idle_engines_are_not_taken_for_slow_ones():
+    now = [0.0]
+    door = Door(places=8, clock=lambda: now[0], queue_size=100)
+    await served(door, 1.0, now)
+    now[0] += 3600.0  # nothing has ended for an hour: the measured rate is about 0
+    door.occupy(8)
+    asked = dataclasses.replace(Asked("y", "m", (1,)), expected_output=10)
+    tasks = [asyncio.create_task(door.admission.enter(asked, 5.0)) for _ in range(24)]
+    await asyncio.sleep(0)
+    assert door.admission.queued() == {"m": 24}, "8 places of 1 s: the last waits 3 s"
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_work_that_cannot_end_in_time_any_more_is_not_started():
+    now = [0.0]
+    door = Door(clock=lambda: now[0], queue_size=100)
+    await served(door, 10.0, now)
+    door.occupy(1)
+    asked = dataclasses.replace(Asked("y", "m", (1,)), expected_output=10)
+    late = asyncio.create_task(door.admission.enter(asked, 12.0))
+    await asyncio.sleep(0)
+    now[0] += 8.0
+    door.occupy(0)
+    with pytest.raises(errors.DeadlineExceededError):
+        await late
+    door.assert_clean()
+
+
+async def test_a_tenant_with_little_waiting_is_not_judged_by_the_others_queue():
+    now = [0.0]
+    door = Door(clock=lambda: now[0], queue_size=100)
+    await served(door, 1.0, now)
+    door.occupy(1)
+    flood = dataclasses.replace(Asked("f", "m", (1,), tenant="flood"), expected_output=10)
+    tasks = [asyncio.create_task(door.admission.enter(flood, None)) for _ in range(50)]
+    await asyncio.sleep(0)
+    calm = dataclasses.replace(flood, tenant="calm")
+    tasks.append(asyncio.create_task(door.admission.enter(calm, 5.0)))
+    await asyncio.sleep(0)
+    assert not tasks[-1].done()
+    with pytest.raises(errors.ResourceExhaustedError):
+        await door.admission.enter(flood, 5.0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -115,6 +115,8 @@ def test_an_unknown_prompt_goes_where_the_cache_is_stale():
     assert parts == pytest.approx([weight * 1.8 * 0.1, weight * 0.2 * 0.1])
     large = view("large", recent_uncached=900.0, total_blocks=10_000)
     assert chosen("least_time", Candidate(large), Candidate(calm)) == "large", "by its size"
+    held = view("held", recent_uncached=100.0, held_blocks=95)
+    assert least_time.turnover(held) > least_time.turnover(calm), "of what nobody holds"
 
 
 def test_an_engine_without_measurements_gets_its_peers_rate():

@@ -88,8 +88,9 @@ def _score(
 
 
 def turnover(engine: EngineView) -> float:
-    """How much of its cache was written lately, as a share."""
-    return engine.recent_uncached / max(engine.total_blocks * engine.block_size, 1)
+    """How often the cache was written over lately, where no running request holds it."""
+    free = engine.total_blocks - engine.held_blocks
+    return engine.recent_uncached / (max(free, 1) * engine.block_size)
 
 
 def _typical(rates: Iterable[float], default: float) -> float:
