@@ -1,6 +1,6 @@
 """How often the default mode's tokens differ in other company, and what deterministic mode costs.
 
-    python -m benchmarks.bench_determinism --threads 1 --seeds 3 --tokens 64 --output benchmarks/results
+    python -m benchmarks.bench_determinism --seeds 3 --tokens 64 --output benchmarks/results
 
 The same requests run alone and whole (the reference), then all in one batch, then alone in chunks;
 greedy and seeded; in the default mode in float32 and bfloat16, and in deterministic mode. Flips are

@@ -23,3 +23,21 @@ def test_every_question_has_its_row():
     tables = PAGE.read_text(encoding="utf-8").split("\n## ")[1:6]
     counts = [sum(line.startswith("| ") for line in table.splitlines()) - 1 for table in tables]
     assert counts == ROWS
+
+
+def test_fields_of_a_sequence_are_named_as_they_are():
+    text = PAGE.read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if "keep over rounds" in line]
+    names = re.findall(r"`(num_\w+)`", row)
+    assert names
+    assert set(names) <= set(importlib.import_module("services.engine.sequence").Sequence.__slots__)
+
+
+def test_what_is_not_built_says_so():
+    rows = [
+        ln
+        for ln in PAGE.read_text(encoding="utf-8").splitlines()
+        if ln.startswith("| How do draft")
+    ]
+    assert all("not yet" in row for row in rows)
+    assert rows
