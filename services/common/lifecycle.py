@@ -1,5 +1,7 @@
 """A service's life: start, announce readiness, wait for SIGTERM or SIGINT, drain, stop.
 
+SIGUSR1 turns debug logging on, and off again.
+
 ready when `start` returns; `stop` is idempotent and safe after a failed start
 """
 
@@ -15,6 +17,7 @@ from typing import Protocol
 
 import uvloop
 
+from services.common import telemetry
 from services.common.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -77,9 +80,13 @@ async def _run(make: Callable[[], Service], prog: str) -> int:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, told.set)
+    # Until logging is set up: without a handler the signal would end the process.
+    loop.add_signal_handler(signal.SIGUSR1, lambda: None)
     service: Service | None = None
     try:
         service = make()
+        configured = telemetry.log_level()
+        loop.add_signal_handler(signal.SIGUSR1, telemetry.toggle_debug, configured)
         started = await _or_told(service.start(), told)
         if not started:
             return 0

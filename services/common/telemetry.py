@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from opentelemetry import trace
@@ -24,6 +24,9 @@ request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id
 _PROPAGATOR = TraceContextTextMapPropagator()
 _KEYS = ("traceparent", "tracestate")
 _FLUSH_S = 2.0
+_followers: list[Callable[[str], None]] = []
+
+log = logging.getLogger(__name__)
 
 
 class Telemetry:
@@ -75,6 +78,36 @@ def setup(
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=200))
     return Telemetry(provider, exporter)
+
+
+def log_level() -> str:
+    """The least severe level that is logged now."""
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
+def set_log_level(level: str, *, by: str) -> None:
+    """Log from this level on; from any thread.
+
+    Args:
+        by: who wants it, for the log itself.
+    """
+    before = log_level()
+    logging.getLogger().setLevel(level.upper())
+    # At warning: whoever quiets a service leaves a line, whatever the levels are.
+    log.warning("log level %s instead of %s, by %s", level, before, by)
+    for follower in list(_followers):
+        follower(level)
+
+
+def follow_log_level(follower: Callable[[str], None]) -> Callable[[], None]:
+    """Call `follower` with each new level, in whichever thread sets it; the result ends that."""
+    _followers.append(follower)
+    return lambda: _followers.remove(follower)
+
+
+def toggle_debug(configured: str) -> None:
+    """Between `debug` and the configured level, for those who have only signals."""
+    set_log_level("debug" if log_level() != "debug" else configured, by="a signal")
 
 
 def extract(metadata: Iterable[tuple[str, Any]] | None) -> Context:

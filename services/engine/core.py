@@ -33,6 +33,7 @@ from services.engine.messages import (
     PlacementRejection,
     RoundReport,
     SendSnapshot,
+    SetLogLevel,
     Shutdown,
     StartCore,
     StoredBlocks,
@@ -127,6 +128,8 @@ class _Loop:
                 self._snapshot_wanted = True
             case Shutdown():
                 self._shutdown = True
+            case SetLogLevel(level=level):
+                telemetry.set_log_level(level, by="the front")
             case StartCore():
                 log.warning("told to start twice; ignored")
 

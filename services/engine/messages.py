@@ -51,6 +51,12 @@ class SendSnapshot(msgspec.Struct, tag=True, frozen=True):
     """List all cached blocks in the next report (the prefix index asked for them)."""
 
 
+class SetLogLevel(msgspec.Struct, tag=True, frozen=True):
+    """Log from this level on, as the front does."""
+
+    level: str
+
+
 class ApplyPlacement(msgspec.Struct, tag=True, frozen=True):
     """Take this map of experts at the next boundary of rounds for which its weights are ready.
 
@@ -193,5 +199,7 @@ class RoundReport(msgspec.Struct, tag=True, frozen=True):
     setting `expert_load_window`); every few seconds while rounds run, else None."""
 
 
-ToCore = StartCore | AddRequest | AbortRequest | SendSnapshot | ApplyPlacement | Shutdown
+ToCore = (
+    StartCore | AddRequest | AbortRequest | SendSnapshot | SetLogLevel | ApplyPlacement | Shutdown
+)
 ToFront = CoreReady | CoreFailed | RoundReport

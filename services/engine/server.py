@@ -28,7 +28,7 @@ from services.engine.front_spans import FrontSpans
 from services.engine.kv_events import KvEventLog, KvEventPublisher, NoKvEvents
 from services.engine.load_report import LoadBoard
 from services.engine.loader import load_text_assets
-from services.engine.messages import CoreReady, RoundReport, SendSnapshot
+from services.engine.messages import CoreReady, RoundReport, SendSnapshot, SetLogLevel
 from services.engine.models.config import ModelFileError
 from services.engine.public_servicer import PublicServicer
 from services.engine.registration import (
@@ -153,6 +153,7 @@ class EngineServer:
             engine_id=engine_id,
         )
         self._metrics.ready(ready)
+        self._level_follows()
         self._front = front = Front(
             self._core,
             facts,
@@ -207,9 +208,22 @@ class EngineServer:
         self._exit.push_async_callback(server.stop, 1.0)
 
     def _start_metrics(self) -> None:
-        server = MetricsServer(self._metrics.registry, lambda: self._serving)
+        server = MetricsServer(
+            self._metrics.registry, lambda: self._serving, self._membership.token
+        )
         self.metrics_address = server.start(self._config.host, self._config.metrics_port)
         self._exit.callback(server.stop)
+
+    def _level_follows(self) -> None:
+        """The core logs as the front does; it starts at info."""
+        loop = asyncio.get_running_loop()
+
+        def follow(level: str) -> None:
+            loop.call_soon_threadsafe(self._core.send, [SetLogLevel(level=level)])
+
+        if telemetry.log_level() != "info":
+            follow(telemetry.log_level())
+        self._exit.callback(telemetry.follow_log_level(follow))
 
     def _kv_events(self) -> KvEventPublisher | NoKvEvents:
         if not self._config.kvcache:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 FIRST_LISTING_S = 5.0
 # How long streams that are cut have to take their status.
 LAST_WORDS_S = 1.0
+
+
+def _nothing() -> None:
+    """What is to be undone when nothing was done."""
 
 
 class GatewayService:
@@ -72,7 +76,9 @@ class GatewayService:
         self._books = Books(config, registry)
         tenants = Tenants(config.api_keys_file, told=self._keys_read)
         access = Access(tenants, self._books.audit)
-        self._metrics_server = MetricsServer(registry, lambda: self._serving)
+        self._metrics_server = MetricsServer(
+            registry, lambda: self._serving, self._membership.token
+        )
         tracer = self._telemetry.tracer
         self._rooms = Rooms(
             door=Door(self._catalog, self._texts, self._pool, tracer),
@@ -94,12 +100,16 @@ class GatewayService:
         self._health = rpc.add_health_and_reflection(self._server, [SERVICE])
         self._tasks: list[asyncio.Task[None]] = []
         self._serving = False
+        self._unfollow: Callable[[], None] = _nothing
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
         """Serve both faces; engines may come later."""
         config = self._config
         await self._books.start()
+        self._unfollow = telemetry.follow_log_level(
+            lambda level: self._books.audit.act("log_level", level)
+        )
         self._servicer.add_to(self._server)
         port = self._membership.bind(
             self._server, f"{config.host}:{config.port}", members_only=False
@@ -139,6 +149,8 @@ class GatewayService:
     async def stop(self) -> None:
         """Free everything; idempotent."""
         self._serving = False
+        self._unfollow()
+        self._unfollow = _nothing
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -48,7 +48,9 @@ class KvCacheService:
             max_entries=config.max_entries,
             interval_s=config.sweep_interval_s,
         )
-        self._metrics_server = MetricsServer(self._metrics.registry, lambda: not self._draining)
+        self._metrics_server = MetricsServer(
+            self._metrics.registry, lambda: not self._draining, membership.token
+        )
         self._server = rpc.make_server(membership=membership)
         self._health = rpc.add_health_and_reflection(self._server, [SERVICE_NAME])
         self._tasks: list[asyncio.Task[None]] = []

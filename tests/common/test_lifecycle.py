@@ -13,7 +13,7 @@ from services.common import lifecycle
 
 PROGRAM = """
 import asyncio, sys
-from services.common import lifecycle
+from services.common import lifecycle, telemetry
 from services.common.config import ConfigError
 
 class Service:
@@ -84,6 +84,20 @@ def test_a_signal_during_the_start_stops_it(launch):
     assert process.stdout.readline() == "starting\n"
     process.send_signal(signal.SIGTERM)
     assert end(process)[:2] == (0, ["stopped"])
+
+
+def test_sigusr1_turns_debug_logging_on_and_off_again(launch):
+    process = launch(
+        start="telemetry.setup('engine', otlp_endpoint='', log_level='warning')",
+        failed="return await lifecycle.never()",
+    )
+    assert process.stdout.readline() == "started\n"
+    for level in ("debug", "warning"):
+        process.send_signal(signal.SIGUSR1)
+        line = json.loads(process.stderr.readline())
+        assert line["message"].startswith(f"log level {level} instead of")
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 0
 
 
 def test_a_failure_ends_with_1_without_a_drain(launch):

@@ -1,9 +1,12 @@
+import logging
+import socket
 import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from services.common import telemetry
 from services.common.config import ConfigError
 from services.common.metrics import MetricsServer
 
@@ -60,3 +63,62 @@ def test_a_taken_port(served):
     port = int(served[2].rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on 127.0.0.1:{port}"):
         MetricsServer(CollectorRegistry(), lambda: True).start("127.0.0.1", port)
+
+
+@pytest.fixture
+def level():
+    """The root logger's, which comes back afterwards."""
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel("INFO")
+    yield lambda: logging.getLevelName(root.level)
+    root.setLevel(before)
+
+
+def put(address, body, **headers):
+    request = urllib.request.Request(
+        f"http://{address}/log-level", data=body.encode(), method="PUT", headers=headers
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_log_level_is_read_and_set(served, level):
+    told = []
+    unfollow = telemetry.follow_log_level(told.append)
+    assert get(served[2], "/log-level") == (200, "info\n")
+    assert put(served[2], "debug\n") == (200, "debug\n")
+    assert get(served[2], "/log-level") == (200, "debug\n")
+    assert level() == "DEBUG"
+    unfollow()
+    assert put(served[2], "ERROR")[0] == 200
+    assert told == ["debug"]
+
+
+@pytest.mark.parametrize("body", ["", "loud", "debug " * 1000, "\x00"])
+def test_a_wrong_level_changes_nothing(served, level, body):
+    status, text = put(served[2], body)
+    assert (status, level()) == (400, "INFO")
+    assert text == "the body must be one of debug, info, warning, error\n"
+
+
+def test_who_changes_it_shows_the_fleets_token(level):
+    server = MetricsServer(CollectorRegistry(), lambda: True, "the-token")
+    address = server.start("127.0.0.1", 0)
+    assert put(address, "debug")[0] == 403
+    assert put(address, "debug", **{"inferfleet-fleet-token": "another"})[0] == 403
+    assert level() == "INFO"
+    assert put(address, "debug", **{"inferfleet-fleet-token": "the-token"})[0] == 200
+    server.stop()
+
+
+def test_a_client_that_sends_nothing_keeps_no_scrape_out(served, monkeypatch):
+    monkeypatch.setattr("services.common.metrics._Quiet.timeout", 0.1)
+    host, port = served[2].split(":")
+    with socket.create_connection((host, int(port))) as silent:
+        silent.sendall(b"PUT /log-level HTTP/1.0\r\ncontent-length: 5\r\n\r\n")
+        assert get(served[2], "/healthz")[0] == 200
