@@ -22,7 +22,11 @@ from services.common.errors import InvalidArgumentError
 from services.common.parsing.tools import plain, schema_of
 from services.common.text.assets import TextAssets
 from services.common.text.deepseek_encoding import DeepseekEncoding, is_deepseek_v4
-from services.common.text.tool_prompt import in_messages
+from services.common.text.tool_prompt import (
+    in_messages,
+    takes_text_arguments,
+    with_text_arguments,
+)
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # What a caller's template_args may not replace.
@@ -36,6 +40,7 @@ class ChatTemplate:
         self._tokens = dict(assets.special_tokens)
         self._problem = "" if assets.chat_template else "the model has no chat template"
         self.source = assets.chat_template
+        self._text_arguments = takes_text_arguments(self.source)
         self.uses_tools = False
         """Whether the template shows tools; for one that does not, `tool_prompt` does."""
         self._template: jinja2.Template | None = None
@@ -81,6 +86,8 @@ class ChatTemplate:
         add_generation_prompt = extra.pop("add_generation_prompt", add_generation_prompt)
         if not self.uses_tools:
             messages, tools = in_messages(messages, tools or ()), None
+        elif self._text_arguments:
+            messages = [with_text_arguments(message) for message in messages]
         try:
             return self._template.render(
                 messages=messages,

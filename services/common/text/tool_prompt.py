@@ -1,12 +1,16 @@
-"""Tools and calls as plain messages, for chat templates that know none of them.
+"""Tools and calls as plain messages, for chat templates that know none of them; and what templates
+with ways of their own want.
 
 The form is the one that Hermes models were trained on and that `parsing.hermes` reads: a model that
 never saw it can still be held to it by a constraint.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from services.common.parsing import deepseek
 
 _INTRODUCTION = (
     "You can call functions. Each line between <tools> and </tools> describes one, "
@@ -14,6 +18,8 @@ _INTRODUCTION = (
     "To call one, write a JSON object with its name and its arguments between tags:\n"
     '<tool_call>\n{{"name": "…", "arguments": {{…}}}}\n</tool_call>'
 )
+
+_ARGUMENTS_AS_JSON = re.compile(r"arguments['\"\]]*\s*\|\s*tojson")
 
 
 def in_messages(
@@ -44,3 +50,29 @@ def _said(message: Mapping[str, Any]) -> Mapping[str, Any]:
         parts.append(f"<tool_call>\n{function}\n</tool_call>")
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": "\n".join(parts)}
+
+
+def takes_text_arguments(template: str) -> bool:
+    """Whether a template joins the arguments of past calls to its text as they are: DeepSeek's do.
+    Others want them parsed."""
+    return deepseek.LIST in template and not _ARGUMENTS_AS_JSON.search(template)
+
+
+def with_text_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message for such a template, to which no text beside calls is None."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {
+        **message,
+        "content": message["content"] or None,
+        "tool_calls": [_text_call(call) for call in calls],
+    }
+
+
+def _text_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
