@@ -44,9 +44,8 @@ async def slow_readers(stage: Stage) -> list[Row]:
     others = len(stage.fleet.engines) * _SEQUENCES - _STALLED_READERS
     async with stage.under_load(row, streams=others, watch=lambda _: True):
         readers = [asyncio.create_task(_stalled(stage)) for _ in range(_STALLED_READERS)]
-        since = time.monotonic()
+        await stage.heal(row, time.monotonic())
         await asyncio.sleep(_MEASURED_S / 2)
-        await stage.heal(row, since)
         await stage.heal(row, time.monotonic())
         ends = await asyncio.gather(*readers)
         await stage.heal(row, time.monotonic())
