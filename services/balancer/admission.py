@@ -20,8 +20,8 @@ from services.common.errors import (
 )
 
 _RETRY_S = (0.5, 60.0)
-# Of the likely service time: with less than this left, an answer in time is not to be hoped for.
-_HOPELESS = 0.5
+# Of the likely service time: with less than this left, an answer in time is not likely.
+_HOPELESS = 0.8
 
 
 Lane = tuple[str, str]
@@ -277,7 +277,7 @@ class Admission:
         return 0.0 if times is None else times.of(asked.expected_output)
 
     def _last_start(self, entry: _Entry) -> float:
-        """From when on it is not worth starting: half of its likely time would be wasted."""
+        """From when on it is not worth starting: most of its likely time would be wasted."""
         assert entry.deadline is not None
         return entry.deadline - _HOPELESS * self._service_s(entry.asked)
 
