@@ -7,7 +7,7 @@ from inferfleet.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
 from services.common.parsing.constraint import Owners, constrain, in_callers_words
 from services.common.parsing.deepseek import DeepseekParser
-from services.common.parsing.dsml import DsmlParser
+from services.common.parsing.dsml import DsmlParser, recipe
 from services.common.parsing.events import Parser
 from services.common.parsing.hermes import HermesParser
 from services.common.parsing.llama3 import Llama3Parser
@@ -48,6 +48,7 @@ def plan_answer(
 
     Raises:
         InvalidArgumentError: what was asked for cannot be had together, or not of this model.
+        UnimplementedError: the parser's library is not installed.
     """
     if use.parsed:
         _check_parsable(request, profile)
@@ -78,6 +79,8 @@ def _check_parsable(request: inference_pb2.GenerateRequest, profile: ChatProfile
             "how this model writes calls is not known here; only tool_choice MODE_NONE is served",
             reason="TOOLS_NOT_SERVED",
         )
+    if profile.tools == "deepseek_v4":
+        recipe()  # now, and not after the first token
     for name in ("echo", "no_text"):
         if getattr(request.response, name):
             raise InvalidArgumentError.for_field(

@@ -98,6 +98,8 @@ def _tools(template: str, uses_tools: bool) -> str:
         return "none"
     if not uses_tools:
         return "hermes"
+    if dsml.MARK in template:
+        return "deepseek_v4"
     if mistral.BEGIN in template:
         return "mistral"
     if deepseek.LIST in template:

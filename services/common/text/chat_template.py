@@ -136,6 +136,7 @@ def _parts(
     if not chat.messages:
         _refuse("chat.messages", "must not be empty")
     messages = [_message(index, message) for index, message in enumerate(chat.messages)]
+    _name_results(messages)
     args = plain(json_format.MessageToDict(chat.template_args))
     return messages, [_tool(index, tool) for index, tool in enumerate(chat.tools)], args
 
@@ -151,6 +152,18 @@ def _message(index: int, message: inference_pb2.ChatMessage) -> dict[str, Any]:
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     return plain
+
+
+def _name_results(messages: list[dict[str, Any]]) -> None:
+    """Some templates want to know whose result a message of role tool is; clients tell the call's
+    id alone."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        name = names.get(message.get("tool_call_id", ""))
+        if message["role"] == "tool" and name:
+            message.setdefault("name", name)
 
 
 def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from services.common.errors import InvalidArgumentError, UnimplementedError
 from services.common.parsing.dsml import MARK, DsmlParser
 from services.common.parsing.events import CallArguments, CallBegun, Text, joined
 from services.common.parsing.plan import plan_answer
-from services.common.parsing.profile import detect
+from services.common.parsing.profile import ChatProfile, detect
 from services.common.parsing.tools import read_tools
 from services.common.text import Tokenizer, chat_ids, render_chat, template_of
 from services.common.text.byte_level import byte_assets
@@ -127,3 +127,6 @@ def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(UnimplementedError, match=r"inferfleet\[deepseek\]"):
         render_chat(template_of(ASSETS), chat())
+    request, profile = pb.GenerateRequest(chat=chat()), ChatProfile("deepseek_v4", "think")
+    with pytest.raises(UnimplementedError, match="deepseek-recipe"):
+        plan_answer(request, read_tools(request.chat), profile, "x", bytes)

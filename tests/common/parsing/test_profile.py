@@ -20,6 +20,7 @@ TEMPLATES = [
     (LOOP + "[TOOL_CALLS]", "mistral", "none"),
     (LOOP + "[TOOL_CALLS][ARGS][THINK][/THINK]", "mistral", "mistral"),
     (LOOP + "<｜tool▁calls▁begin｜></think>", "deepseek_v3", "think"),
+    (LOOP + "<｜DSML｜function_calls></think>", "deepseek_v4", "think"),
 ]
 
 

@@ -50,3 +50,14 @@ def test_a_template_that_knows_no_tools(system):
 def test_without_tools_nothing_is_added():
     asked = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
     assert "function" not in rendered(CHATML, asked)
+
+
+def test_a_result_is_named_by_its_call():
+    template = "{% for m in messages %}{{ m.role }}:{{ m.name }} {% endfor %}{{ tools }}"
+    assert rendered(template, chat()).startswith("user: assistant: tool:f ")
+    asked = chat()
+    asked.messages[-1].name = "own"
+    assert "tool:own" in rendered(template, asked)
+    asked.messages[-1].ClearField("name")
+    asked.messages[-1].tool_call_id = "other"
+    assert "tool: " in rendered(template, asked)
