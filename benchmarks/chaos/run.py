@@ -47,7 +47,6 @@ SETS: Mapping[str, Mapping[str, Scenario]] = {
 }
 SCENARIOS: Mapping[str, Scenario] = {n: s for kind in SETS.values() for n, s in kind.items()}
 CASES = 20
-TOKENS = 240
 
 
 @asynccontextmanager
@@ -83,7 +82,7 @@ async def stage(
         await fleet.start()
         clients = Clients(fleet.gateways)
         stack.push_async_callback(clients.close)
-        made = Stage(fleet, clients, cases(CASES, TOKENS), plan, say, cluster)
+        made = Stage(fleet, clients, cases(CASES, plan.tokens), plan, say, cluster)
         await fleet.until(clients.served, "both gateways to serve")
         await clients.learn(made.cases)
         say(f"fleet whole and answers known after {time.monotonic() - began:.1f} s")

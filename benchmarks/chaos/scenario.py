@@ -25,6 +25,8 @@ class Plan:
     rounds: int = 20
     outage_s: float = 60.0
     pause_s: float = 15.0
+    tokens: int = 240
+    """Of most answers; decides how long a stream is open."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 # etcd sleeps longer than the services' lease of 5 s.
-PLAN = Plan(streams=10, rounds=2, outage_s=2.0, pause_s=6.0)
+PLAN = Plan(streams=10, rounds=2, outage_s=2.0, pause_s=6.0, tokens=160)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
