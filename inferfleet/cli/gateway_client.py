@@ -154,9 +154,8 @@ def _collect(
         if not answer.ttft_s:
             answer.ttft_s = time.monotonic() - started
         answer.token_ids.extend(response.delta.token_ids)
-        text = response.delta.text or response.delta.reasoning
-        answer.text += text
-        on_text(text)
+        answer.text += response.delta.text
+        on_text(response.delta.text or response.delta.reasoning)
     elif event == "finished":
         name = pb.FinishReason.Name(response.finished.reason)
         answer.finish_reason = name.removeprefix("FINISH_REASON_")

@@ -8,11 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidArgumentError
+from services.common.parsing.plan import plan_answer
+from services.common.parsing.profile import ChatProfile
+from services.common.parsing.tools import read_tools
+from services.common.text import ChatTemplate, render_chat
+from services.common.text.byte_level import CHATML, byte_assets
 from services.gateway.checks import check_request
 from services.gateway.openai.chat_request import read_chat
 from services.gateway.openai.completion_request import read_completion
 from services.gateway.openai.errors import body_of, headers_of, param_of
 
+KNOWS_NONE = ChatTemplate(byte_assets())
+KNOWS_TOOLS = ChatTemplate(byte_assets(chat_template=CHATML + "{{ tools | tojson }}"))
 scalars = st.one_of(
     st.none(),
     st.booleans(),
@@ -46,6 +53,20 @@ def understood(read, data) -> None:
             request.SerializeToString()
             with contextlib.suppress(InvalidArgumentError):
                 check_request(request, 300)
+                planned(request)
+
+
+def planned(request) -> None:
+    """What follows at the door, for a template that knows tools and for one that knows none."""
+    if request.WhichOneof("prompt") != "chat":
+        return
+    use = read_tools(request.chat)
+    for template in (KNOWS_TOOLS, KNOWS_NONE):
+        rendered = render_chat(template, request.chat)
+        profile = ChatProfile("hermes", "think")
+        plan = plan_answer(request, use, profile, rendered, lambda _: b"x")
+        if plan.constraint is not None:
+            plan.constraint.SerializeToString()
 
 
 @given(values | body(CHAT, {"messages": [{"role": "user", "content": "x"}]}))
@@ -56,6 +77,27 @@ def test_any_chat(data):
 @given(values | body(COMPLETION, {"prompt": "x"}))
 def test_any_completion(data):
     understood(read_completion, data)
+
+
+TOOL = st.fixed_dictionaries(
+    {"name": st.sampled_from(["f", "g", "h i", ""])},
+    optional={
+        "parameters": values | st.dictionaries(st.sampled_from(["type", "properties"]), values),
+        "strict": st.booleans() | values,
+        "description": st.text(max_size=5) | values,
+    },
+)
+
+
+@given(
+    st.lists(TOOL.map(lambda f: {"type": "function", "function": f}), max_size=3),
+    st.sampled_from(["auto", "none", "required", {"type": "function", "function": {"name": "f"}}]),
+    st.sampled_from([None, {"type": "json_object"}, {"type": "json_schema", "json_schema": {}}]),
+    st.booleans() | st.none(),
+)
+def test_any_tools(tools, choice, form, parallel):
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice}
+    understood(read_chat, {**body, "response_format": form, "parallel_tool_calls": parallel})
 
 
 @given(st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), values))

@@ -13,6 +13,8 @@ from services.common.errors import InvalidArgumentError
 
 MAX_TOOLS = 128
 MAX_SCHEMA_CHARS = 64 * 1024
+MAX_ALL_CHARS = 512 * 1024
+MAX_DEPTH = 64
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MODES = inference_pb2.ToolChoice
 
@@ -54,6 +56,9 @@ def read_tools(chat: inference_pb2.Chat) -> ToolUse:
     """
     if len(chat.tools) > MAX_TOOLS:
         _refuse("chat.tools", f"at most {MAX_TOOLS}, got {len(chat.tools)}")
+    size = sum(tool.ByteSize() for tool in chat.tools)
+    if size > MAX_ALL_CHARS:
+        _refuse("chat.tools", f"at most {MAX_ALL_CHARS} bytes together, got {size}")
     tools = tuple(_tool(index, tool) for index, tool in enumerate(chat.tools))
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
@@ -96,6 +101,8 @@ def schema_of(index: int, tool: inference_pb2.Tool) -> dict[str, Any]:
         _refuse(field, f"is not JSON: {str(error)[:100]}")
     if not isinstance(schema, dict):
         _refuse(field, "must be a JSON object")
+    if _deeper(schema, MAX_DEPTH):
+        _refuse(field, f"is nested deeper than {MAX_DEPTH}")
     return schema
 
 
@@ -121,6 +128,17 @@ def _tool(index: int, tool: inference_pb2.Tool) -> Tool:
     if not schema.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}:
         schema = {"type": "object", **schema}
     return Tool(tool.name, schema, tool.strict if tool.HasField("strict") else None)
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether a value is nested deeper than that: what is made of it later may recurse."""
+    level = [value]
+    for _ in range(most):
+        inner = (list(v.values()) if isinstance(v, dict) else v for v in level)
+        level = [member for v in inner if isinstance(v, list) for member in v]
+        if not level:
+            return False
+    return True
 
 
 def _refuse(field: str, problem: str) -> NoReturn:
