@@ -334,19 +334,12 @@ async def test_another_process_carries_all_four_answers_on(law: Law) -> None:
     assert got == wanted
 
 
-def _fewer_cells() -> list[Cell]:
-    """Each feature by itself, all together, and all but the company."""
-    singles = [replace(Cell(), **{name: True}) for name in vars(Cell())]
-    together = Cell(*[True] * 5)
-    return [*singles, replace(together, batch=False), together]
-
-
 @pytest.mark.verify
 @pytest.mark.model
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("cell", _fewer_cells(), ids=str)
+@pytest.mark.parametrize("cell", _cells(), ids=str)
 def test_a_real_model_obeys(real_law: Law, cell: Cell, sampling: str, constraint: str) -> None:
     _obey(real_law, cell, sampling, constraint)
 
