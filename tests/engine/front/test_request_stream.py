@@ -106,3 +106,21 @@ async def test_the_interval_holds_back_and_the_end_releases():
     assert (await waiting)[1].delta.text == "abc"
     made.add(output("d", "MAX_TOKENS"))
     assert (await made.take())[0].delta.text == "d"
+
+
+async def test_marks_show_to_who_asked_and_the_end_to_nobody():
+    """Also after a continuation, which counts the text as it was shown."""
+    begin, end = 257, 258
+    for shown, text in ((frozenset({begin, end}), "a<|im_start|>b"), (frozenset(), "ab")):
+        made = stream(shown_token_ids=shown)
+        made.add(ChoiceOutput("k", 0, [97, begin], None))
+        made.add(ChoiceOutput("k", 0, [98, end], "EOS"))
+        events = await made.take()
+        assert events[1].delta.text == text
+        carried = stream(
+            shown_token_ids=shown,
+            continued=((97, begin),),
+            sent_text_bytes=(len(text) - 1,),
+        )
+        carried.add(ChoiceOutput("k", 0, [98, end], "EOS"))
+        assert (await carried.take())[1].delta.text == "b"
