@@ -87,9 +87,9 @@ class CostModel:
 
     pressure_s: float = 0.5
     """λ in seconds."""
-    recompute_weight: float = 8.0
+    recompute_weight: float = 12.0
     """κ: what a second of prefill costs the fleet; found with benchmarks.route_trace."""
-    turnover_weight: float = 2.0
+    turnover_weight: float = 6.0
     """η: what it costs besides where the cache turns over as fast as the others' on average."""
     default_prefill_tokens_per_s: float = 1000.0
     default_decode_round_s: float = 0.03

@@ -1,0 +1,285 @@
+"""The simulator beside a real fleet of two engines: one small trace, measured rates, both shown.
+
+    python -m benchmarks.route_trace.calibrate --json out.json
+
+Starts a fleet (two engines of one thread each, whatever `inferfleet up` serves), measures how fast
+they prefill and decode with both busy, replays a generated trace through the gateway with every
+block of 512 tokens made 32 real ones, then simulates the same requests with the measured rates.
+Prints time to first token, latency and hit rate of both. Wants an otherwise idle machine.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean, median, quantiles
+from typing import Any
+
+from benchmarks.route_trace.engine import Rates
+from benchmarks.route_trace.fleet import Fleet, at_rate, replay
+from benchmarks.route_trace.trace import BLOCK_SIZE, Request, generate
+from inferfleet import AsyncClient
+from inferfleet.results import Delta, Started
+from services.balancer.engine_view import CostModel
+
+REAL_BLOCK = 32
+SCALE = BLOCK_SIZE // REAL_BLOCK
+LOWEST_ID, NUM_IDS = 1000, 29_000
+"""Ids of ordinary text in SmolLM2's vocabulary, and in every other worth serving."""
+ROUND_TOKENS, MAX_NUM_SEQS = 512, 64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One request, simulated or real."""
+
+    ttft_s: float
+    latency_s: float
+    cached_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the engines can do, seen by a client while all are busy."""
+
+    prefill_tokens_per_s: float
+    overhead_s: float
+    """Of a request whatever its length."""
+    decode_base_s: float
+    decode_per_seq_s: float
+
+
+def small_trace(count: int, seed: int, max_blocks: int, max_output: int) -> list[Request]:
+    """Requests that a small model can serve, in the simulator's blocks of 512 tokens."""
+    fitting = [r for r in generate(count * 3, seed) if r.input_length < max_blocks * BLOCK_SIZE]
+    if len(fitting) < count:
+        raise ValueError(f"only {len(fitting)} of the generated requests fit")
+    return [
+        replace(r, number=n, output_length=min(max(r.output_length // 4, 4), max_output))
+        for n, r in enumerate(fitting[:count])
+    ]
+
+
+def token_ids(request: Request) -> list[int]:
+    """The prompt in real tokens: equal blocks are equal tokens, the rest is the request's own."""
+    ids = [
+        LOWEST_ID + (int.from_bytes(block[:4], "big") + at * 7919) % NUM_IDS
+        for block in request.chain
+        for at in range(REAL_BLOCK)
+    ]
+    own = max((request.input_length - len(request.chain) * BLOCK_SIZE) // SCALE, 1)
+    return ids + [LOWEST_ID + (request.number * 31 + at * 17) % NUM_IDS for at in range(own)]
+
+
+async def ask(client: AsyncClient, ids: Sequence[int], output: int) -> tuple[Measured, float]:
+    """One request; also the mean seconds between its tokens."""
+    began, first, last, tokens, cached = time.monotonic(), 0.0, 0.0, 0, 0
+    call = await client.generate(
+        token_ids=list(ids), max_tokens=output, temperature=0, ignore_eos=True
+    )
+    async for event in call:
+        if isinstance(event, Started):
+            cached = event.cached_tokens
+        elif isinstance(event, Delta) and event.token_ids:
+            last = time.monotonic()
+            first = first or last
+            tokens += len(event.token_ids)
+    gap_s = (last - first) / (tokens - 1) if tokens > 1 else 0.0
+    return Measured(first - began, time.monotonic() - began, cached, len(ids)), gap_s
+
+
+async def measure_speed(client: AsyncClient, engines: int) -> Speed:
+    """Prefill by two lengths, decode by two batch sizes, with every engine busy."""
+    fresh = iter(range(10**6))
+
+    def prompt(length: int) -> list[int]:
+        seed = next(fresh)
+        return [LOWEST_ID + (seed * 7907 + at * 101 + at * at) % NUM_IDS for at in range(length)]
+
+    async def together(count: int, length: int, output: int) -> list[tuple[Measured, float]]:
+        return await asyncio.gather(*(ask(client, prompt(length), output) for _ in range(count)))
+
+    await together(2 * engines, 64, 8)  # first-use costs
+    short, long = 128, 1024
+    ttft = {}
+    for length in (short, long):
+        seen = [m.ttft_s for _ in range(4) for m, _ in await together(engines, length, 1)]
+        ttft[length] = median(seen)
+    per_token_s = max(ttft[long] - ttft[short], 1e-6) / (long - short)
+    few, many = 1, 8
+    gaps = {}
+    for batch in (few, many):
+        seen = [gap for _ in range(2) for _, gap in await together(batch * engines, 32, 48)]
+        gaps[batch] = median(seen)
+    per_seq_s = max(gaps[many] - gaps[few], 0.0) / (many - few)
+    return Speed(
+        prefill_tokens_per_s=1 / per_token_s,
+        overhead_s=max(ttft[short] - short * per_token_s, 0.0),
+        decode_base_s=max(gaps[few] - per_seq_s, 1e-4),
+        decode_per_seq_s=per_seq_s,
+    )
+
+
+async def replay_real(client: AsyncClient, trace: Sequence[Request]) -> list[Measured]:
+    """Each request at its time."""
+    began = time.monotonic()
+
+    async def one(request: Request) -> Measured:
+        await asyncio.sleep(max(began + request.arrival_s - time.monotonic(), 0))
+        measured, _ = await ask(client, token_ids(request), request.output_length)
+        return measured
+
+    return await asyncio.gather(*(one(request) for request in trace))
+
+
+def simulate(trace: Sequence[Request], speed: Speed, engines: int, blocks: int) -> list[Measured]:
+    """The same requests on simulated engines of the measured speed."""
+    rates = Rates(
+        prefill_tokens_per_s=speed.prefill_tokens_per_s * SCALE,
+        decode_base_s=speed.decode_base_s,
+        decode_per_seq_s=speed.decode_per_seq_s,
+        round_tokens=ROUND_TOKENS * SCALE,
+        max_num_seqs=MAX_NUM_SEQS,
+        num_blocks=blocks,
+    )
+    ended = replay(trace, Fleet(engines, rates, "least_time", 0, CostModel()))
+    return [
+        Measured(
+            f.first_token_s - f.arrival_s + speed.overhead_s,
+            f.end_s - f.arrival_s + speed.overhead_s,
+            f.hit_tokens // SCALE,
+            request.input_length // SCALE,
+        )
+        for request, f in zip(trace, ended, strict=True)
+    ]
+
+
+def figures(measured: Sequence[Measured]) -> dict[str, float]:
+    """What is compared."""
+    ttft, latency = ([getattr(m, name) for m in measured] for name in ("ttft_s", "latency_s"))
+    return {
+        "ttft_mean_s": mean(ttft),
+        "ttft_p50_s": median(ttft),
+        "ttft_p90_s": quantiles(ttft, n=10)[8],
+        "latency_mean_s": mean(latency),
+        "latency_p90_s": quantiles(latency, n=10)[8],
+        "hit_rate": sum(m.cached_tokens for m in measured) / sum(m.prompt_tokens for m in measured),
+    }
+
+
+async def run(args: argparse.Namespace, address: str) -> dict[str, Any]:
+    """Measure, replay, simulate."""
+    async with AsyncClient(address) as client:
+        speed = await measure_speed(client, args.engines)
+        print(f"measured: {speed}", flush=True)
+        trace = small_trace(args.requests, args.seed, args.max_blocks, args.max_output)
+        uncached = mean(r.input_length for r in trace) / SCALE / 2  # about half of it hits
+        output = mean(r.output_length for r in trace)
+        busy_s = uncached / speed.prefill_tokens_per_s + output * (
+            speed.decode_per_seq_s + speed.decode_base_s / 4
+        )
+        rate = args.load * args.engines / busy_s
+        trace = at_rate(trace, rate)
+        print(f"replaying {len(trace)} requests, {rate:.2f} a second", flush=True)
+        real = figures(await replay_real(client, trace))
+    simulated = figures(simulate(trace, speed, args.engines, args.blocks))
+    return {
+        "speed": asdict(speed),
+        "requests_per_s": rate,
+        "real": real,
+        "simulated": simulated,
+        "ratio": {name: simulated[name] / real[name] if real[name] else 0.0 for name in real},
+    }
+
+
+def up(args: argparse.Namespace, state_dir: str) -> str:
+    """Start a fleet on free ports; its gateway's address, once it serves.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    keys = {
+        "engine.num_blocks": args.blocks,
+        "engine.block_size": REAL_BLOCK,
+        "engine.threads": 1,
+        "engine.max_num_batched_tokens": ROUND_TOKENS,
+        "engine.max_num_seqs": MAX_NUM_SEQS,
+    }
+    if args.simulate:
+        keys["engine.simulate"] = args.simulate
+    command = [sys.executable, "-m", "inferfleet.cli.main", "up", "--state-dir", state_dir]
+    command += ["--engines", str(args.engines), "--port", "0", "--http-port", "0"]
+    command += ["--dtype", args.dtype, "--end-with", str(os.getpid())]
+    command += [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+    command += ["--detach"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    if ended.returncode:
+        raise RuntimeError(f"the fleet did not start: {ended.stdout}{ended.stderr}")
+    return str(json.loads((Path(state_dir) / "fleet.json").read_text())["gateway"])
+
+
+def main() -> None:
+    """Run, print, write."""
+    args = arguments()
+    load_before = os.getloadavg()
+    with tempfile.TemporaryDirectory() as state_dir:
+        address = up(args, state_dir)
+        try:
+            result = asyncio.run(run(args, address))
+        finally:
+            command = [sys.executable, "-m", "inferfleet.cli.main", "down"]
+            subprocess.run([*command, "--state-dir", state_dir], check=False, timeout=120)
+    print(f"{'':<16} {'real':>9} {'simulated':>9} {'ratio':>6}")
+    for name, real in result["real"].items():
+        simulated, ratio = result["simulated"][name], result["ratio"][name]
+        print(f"{name:<16} {real:9.3f} {simulated:9.3f} {ratio:6.2f}")
+    if args.json is not None:
+        written = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": "python -m benchmarks.route_trace.calibrate " + " ".join(sys.argv[1:]),
+            "machine": {
+                "cpus": os.cpu_count(),
+                "load_before": load_before,
+                "load_after": os.getloadavg(),
+                "system": platform.platform(),
+            },
+            "versions": {"python": platform.python_version(), "grpcio": version("grpcio")},
+            "arguments": {k: v for k, v in vars(args).items() if k != "json"},
+            **result,
+        }
+        args.json.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.route_trace.calibrate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--requests", type=int, default=160)
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--load", type=float, default=0.5, help="share of what they can do, about")
+    parser.add_argument("--blocks", type=int, default=256, help="of 32 tokens, each engine")
+    parser.add_argument("--max-blocks", type=int, default=40, help="longest prompt")
+    parser.add_argument("--max-output", type=int, default=24, help="tokens")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--simulate", default="", help="the engines' own key, for a quick look")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()
