@@ -6,6 +6,7 @@ from typing import Any
 
 from services.common.text.assets import TextAssets
 from services.engine.loader.json_keys import read_json
+from services.engine.loader.spm_file import read_spm
 from services.engine.models.config import ModelFileError
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -22,18 +23,31 @@ def folder_eos(folder: Path) -> tuple[int, ...]:
 
 
 def folder_text(folder: Path) -> TextAssets:
-    """Tokenizer and chat template of a folder; needs no torch."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise ModelFileError(f"{folder}: tokenizer.json is missing")
+    """Tokenizer and chat template of a folder; needs no torch.
+
+    Raises:
+        ModelFileError: neither a tokenizer.json nor a tokenizer.model that can be served.
+    """
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
     special = {name: _token(config[name]) for name in _TOKEN_NAMES if config.get(name)}
     return TextAssets.of(
-        tokenizer_json=path.read_bytes(),
+        tokenizer_json=_tokenizer(folder),
         chat_template=_template(folder, config),
         special_tokens=special,
         add_bos=bool(config.get("add_bos_token", False)),
+    )
+
+
+def _tokenizer(folder: Path) -> bytes:
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return path.read_bytes()
+    path = folder / "tokenizer.model"
+    if path.exists():
+        return read_spm(path).to_str().encode()
+    raise ModelFileError(
+        f"{folder}: tokenizer.json is missing, and so is tokenizer.model (SentencePiece)"
     )
 
 
