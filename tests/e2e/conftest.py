@@ -212,7 +212,9 @@ def _fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetUnderTest]
     state_dir = tmp_path_factory.mktemp("fleet")
     # A crowded machine may take longer to match than the default allows, and then load decides.
     patient = "--set=balancer.match_timeout_s=5"
-    command = Command("up", "--port=0", "--http-port=0", f"--state-dir={state_dir}", patient)
+    records = [f"--set=gateway.{name}_file={state_dir / name}" for name in ("usage", "audit")]
+    where = ("--port=0", "--http-port=0", f"--state-dir={state_dir}")
+    command = Command("up", *where, patient, *records)
     try:
         command.wait_line("Ctrl-C stops the fleet")
         fleet = FleetUnderTest(command, state_dir)
