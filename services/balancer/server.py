@@ -23,6 +23,7 @@ from services.balancer.registry import EngineKeys, EngineRegistry
 from services.balancer.router import Router
 from services.balancer.stats import EngineGauges, Stats
 from services.common import lifecycle, rpc
+from services.common.advertise import advertised
 from services.common.config import ConfigError
 from services.common.etcd import Etcd
 from services.common.etcd_config import connect
@@ -139,7 +140,7 @@ class BalancerService:
 
     @property
     def _advertised(self) -> str:
-        return self._config.advertise or self.address
+        return advertised(self._config, self.address, self._config.etcd)
 
     def _servicer_of(self) -> run_servicer.RunServicer:
         assert self._servicer is not None

@@ -293,7 +293,7 @@ async def test_the_process_with_a_real_etcd(
     lease = await etcd.grant_lease(60)
     value = json_format.MessageToJson(engine.info).encode()
     await etcd.put(ENGINES_PREFIX + "a", value, lease=lease)
-    balancer = start_balancer(server.address, ready)
+    balancer = start_balancer(server.address, ready, "--host", "0.0.0.0")
     try:
         await wait_until(ready.exists, "the balancer is ready")
         address = json.loads(ready.read_text())["address"]
@@ -303,6 +303,7 @@ async def test_the_process_with_a_real_etcd(
             listing = (await etcd.get_prefix(BALANCERS_PREFIX)).items
         record = json.loads(listing[BALANCERS_PREFIX + "b1"].value)
         assert record["address"] == address
+        assert address.startswith("127.0.0.1:")  # towards this etcd
         async with grpc.aio.insecure_channel(record["admin_address"]) as channel:
             fleet_view = await fleet_pb2_grpc.FleetStub(channel).ListEngines(
                 fleet_pb2.ListEnginesRequest()
