@@ -216,8 +216,12 @@ class Exchange:
         return _Attempt(engine, ticket, decision, call)
 
     def _eligible(self) -> list[EngineView]:
-        recovery = self._recovery
-        return self._rooms.router.eligible(self._asked, recovery.excluded, recovery.origin)
+        recovery, router = self._recovery, self._rooms.router
+        engines = router.eligible(self._asked, recovery.excluded, recovery.origin)
+        if engines or not recovery.excluded:
+            return engines
+        barred = recovery.barred(time.monotonic())
+        return router.eligible(self._asked, barred, recovery.origin)
 
     async def _candidates(self) -> list[EngineView]:
         """Engines that may take the request, waited for if one may yet come."""
@@ -236,7 +240,8 @@ class Exchange:
         if recovery.origin is not None:
             return recovery.origin.rule != "never"
         lives = ((m.info.engine_id, m.info.epoch_ms) for m in self._members())
-        return any(life not in recovery.excluded for life in lives)
+        barred = recovery.barred()
+        return any(life not in barred for life in lives)
 
     def _members(self) -> list[Member]:
         return self._rooms.registry.members(self._asked.model)

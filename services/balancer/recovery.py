@@ -3,6 +3,8 @@
 Owns the request's `StreamLedger`. Knows nothing of calls and sockets.
 """
 
+import time
+
 from services.balancer.config import BalancerConfig
 from services.balancer.engine_view import Asked, EngineView
 from services.balancer.failure import Failure
@@ -11,6 +13,9 @@ from services.balancer.prefix_holds import EngineLife
 from services.balancer.router import Origin
 from services.common.continuation import StreamLedger
 from services.common.errors import AbortedError, FleetError, UnavailableError
+
+# A dead engine's load reports end together with its streams; then it is no candidate at all.
+_BLIP_S = 0.5
 
 
 class Recovery:
@@ -28,6 +33,7 @@ class Recovery:
         """Attempts that have failed."""
         self.excluded: set[EngineLife] = set()
         """Lives of engines that failed since the stream last made progress."""
+        self._lost_at: dict[EngineLife, float] = {}
         self.origin: Origin | None = None
         """Set once the client has a part of the stream: only some engines may go on from there."""
 
@@ -41,6 +47,18 @@ class Recovery:
         """How long to wait for an engine that may take the request."""
         config = self._config
         return config.patience_s if self.origin is None else config.carry_on_wait_s
+
+    def barred(self, now: float = float("inf")) -> set[EngineLife]:
+        """The excluded ones that may not be tried even if there is nobody else.
+
+        An engine that answered with an error would do so again; one whose connection broke may be
+        well, and serving for everybody else, a moment later.
+
+        Args:
+            now: by time.monotonic(); default: once that moment has passed.
+        """
+        lost = self._lost_at
+        return {life for life in self.excluded if life not in lost or now - lost[life] < _BLIP_S}
 
     def request_to(self, engine: EngineView) -> bytes:
         """The bytes to send to the engine that was chosen."""
@@ -68,6 +86,7 @@ class Recovery:
             self._without_progress = 0
             # A long stream may outlive a fault of every engine: one that has recovered may have it.
             self.excluded.clear()
+            self._lost_at.clear()
         return out
 
     def failed(
@@ -86,7 +105,10 @@ class Recovery:
         """
         if not failure.elsewhere(silent=silent):
             raise failure.error
-        self.excluded.add((engine.engine_id, engine.epoch_ms))
+        life = engine.engine_id, engine.epoch_ms
+        self.excluded.add(life)
+        if failure.lost:
+            self._lost_at[life] = time.monotonic()
         self.attempts += 1
         self._without_progress += 1
         self._last = failure

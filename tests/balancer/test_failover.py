@@ -60,7 +60,7 @@ async def test_all_engines_failing_is_unavailable_with_a_hint(fleet, engine_requ
     with pytest.raises(errors.UnavailableError) as caught:
         await fleet.ask(engine_request())
     assert caught.value.retry_after_s > 0
-    assert sum(len(engine.requests) for engine in fleet.engines) == 2
+    assert sum(len(engine.requests) for engine in fleet.engines) == 3  # max_attempts
     await fleet.until_idle()
 
 
@@ -108,6 +108,30 @@ async def test_a_stream_outlives_more_faults_than_there_are_engines(
     assert len(first.requests) >= 2
     assert len(second.requests) >= 2
     await fleet.until_idle()
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+async def test_the_only_engine_has_its_stream_again_after_a_cut_connection(
+    fleet, engine_request, as_seen, undisturbed, wait_until, cut
+):
+    only = await fleet.add("only")
+    only.break_after = cut
+    request = engine_request()
+    asking = asyncio.create_task(fleet.ask(request))
+    await wait_until(lambda: only.requests and not only.running, "the connection to break")
+    only.break_after = None
+    assert as_seen(await asking) == undisturbed(request)
+    assert [asked.attempt for asked in only.requests] == [0, 1]
+    await fleet.until_idle()
+
+
+@pytest.mark.parametrize("fleet", [{"carry_on_wait_s": 1.0}], indirect=True)
+async def test_the_only_engine_is_not_asked_again_after_an_error_of_its_own(fleet, engine_request):
+    only = await fleet.add("only")
+    only.break_after, only.break_with = 3, errors.InternalError("bug")
+    with pytest.raises(errors.AbortedError):
+        await fleet.ask(engine_request())
+    assert len(only.requests) == 1
 
 
 async def test_other_numerics_do_not_carry_on(fleet, engine_request):
