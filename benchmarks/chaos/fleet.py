@@ -316,7 +316,7 @@ class ChaosFleet:
             "warm_grammars": "true",
             "kv_memory": "48MiB",
             "block_size": "16",
-            "max_num_seqs": "24",
+            "max_num_seqs": "64",
             "max_num_batched_tokens": "256",
         }
         if name in self.proxies:
