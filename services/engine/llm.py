@@ -4,12 +4,14 @@ import dataclasses
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from inferfleet.v1 import inference_pb2
 from services.common.config import resolve
-from services.common.text import Tokenizer
+from services.common.errors import InvalidArgumentError
+from services.common.text import Tokenizer, chat_ids, render_chat, template_of
 from services.engine.choice_stream import ChoiceStream
 from services.engine.config import EngineConfig
 from services.engine.engine_factory import build_engine, text_assets
@@ -22,6 +24,8 @@ from services.engine.step_result import StepResult
 
 Prompt = str | Sequence[int]
 """Text, or ready token ids."""
+Message = Mapping[str, Any]
+"""One message of a conversation: `role`, `content` and the other fields of `ChatMessage`."""
 
 _NO_LIMIT = 2**31 - 1
 _PROGRESS_INTERVAL_S = 0.1
@@ -53,7 +57,9 @@ class LLM:
         # All prompts of a call wait at once; nobody is refused for that.
         given = {"max_waiting": _NO_LIMIT, **fields, "model": model}
         config = resolve(EngineConfig, given, {}).config
-        self.tokenizer = Tokenizer(text_assets(config))
+        assets = text_assets(config)
+        self.tokenizer = Tokenizer(assets)
+        self._template = template_of(assets)
         self.engine = build_engine(config, runner)
         self._outputs = RequestOutputPool()
         self._streams: dict[str, list[ChoiceStream]] = {}
@@ -87,6 +93,28 @@ class LLM:
         finally:
             self._abandon(keys)
 
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        template_args: Mapping[str, Any] | None = None,
+        show_progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer conversations by the model's chat template; otherwise as `generate`.
+
+        Args:
+            conversations: one list of messages, or a list of such.
+            template_args: more variables for the template.
+
+        Raises:
+            InvalidArgumentError: a message that cannot be used, or the template refuses.
+        """
+        one = bool(conversations) and isinstance(conversations[0], Mapping)
+        listed: Any = [conversations] if one else conversations
+        prompts = [self._chat_prompt(messages, template_args or {}) for messages in listed]
+        return self.generate(prompts, sampling_params, show_progress=show_progress)
+
     def close(self) -> None:
         """End the worker; idempotent."""
         self.engine.close()
@@ -101,6 +129,20 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _chat_prompt(
+        self, messages: Sequence[Message], template_args: Mapping[str, Any]
+    ) -> list[int]:
+        try:
+            chat = inference_pb2.Chat(messages=[dict(message) for message in messages])
+            chat.template_args.update(dict(template_args))
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError.for_field("chat", str(error)) from error
+        own = chat_ids(self._template, chat)
+        if own is not None:
+            return own
+        text = render_chat(self._template, chat)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _add_request(self, prompt: Prompt, params: SamplingParams) -> str:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

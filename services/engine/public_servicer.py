@@ -10,7 +10,7 @@ from contextlib import aclosing
 from inferfleet.internal.v1 import engine_pb2
 from inferfleet.v1 import inference_pb2, inference_pb2_grpc
 from services.common import errors, rpc, telemetry
-from services.common.text import ChatTemplate, TextAssets, Tokenizer, render_chat
+from services.common.text import TextAssets, Tokenizer, chat_ids, render_chat, template_of
 from services.engine.request_translation import ModelFacts, check_model
 from services.engine.servicer import RunCall, ServerContext, send_identity
 
@@ -27,7 +27,7 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
         self._run = run
         self._facts = facts
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(assets)
+        self._template = template_of(assets)
         self._started_unix_s = int(time.time())
 
     async def Generate(
@@ -120,6 +120,9 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
         if kind == "chat":
             _check_tools(request.chat)
             text = await asyncio.to_thread(render_chat, self._template, request.chat)
+            own = await asyncio.to_thread(chat_ids, self._template, request.chat)
+            if own is not None:
+                return own, text
         else:
             text = request.text
         plain = kind == "text"

@@ -5,6 +5,7 @@ import pytest
 from services.common.config import ConfigError
 from services.common.errors import InvalidArgumentError
 from services.engine.llm import LLM
+from services.engine.loader.tiny_model import write_tiny_model
 from services.engine.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -104,3 +105,32 @@ def test_unknown_and_bad_fields_are_refused_by_name():
         LLM(simulate="yes", block_size=0)
     with pytest.raises(ConfigError, match="simulate"):
         LLM(simulate="vocabulary=3")
+
+
+@pytest.fixture
+def chatty(tmp_path):
+    with LLM(str(write_tiny_model(tmp_path)), num_blocks=60, block_size=8, threads=1) as llm:
+        yield llm
+
+
+HI = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
+
+
+def test_conversations_are_rendered_by_the_models_template(chatty):
+    (answer,) = chatty.chat(HI, GREEDY)
+    text = "<s>system\nBe short.<eot>\n<s>user\nHi<eot>\n<s>assistant\n"
+    assert chatty.tokenizer.encode(text, add_special_tokens=False) == [*answer.prompt_token_ids]
+    several = chatty.chat([HI, HI[1:]], [GREEDY, GREEDY])
+    assert several[0].choices == answer.choices
+    assert len(several[1].prompt_token_ids) < len(several[0].prompt_token_ids)
+    assert chatty.chat([], GREEDY) == []
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[{"role": "robot", "content": "x"}], [{"role": "user", "mood": "x"}], [{"role": 5}]],
+)
+def test_a_bad_message_is_refused_before_work(chatty, messages):
+    with pytest.raises(InvalidArgumentError, match="chat"):
+        chatty.chat([HI, messages], GREEDY)
+    assert not chatty.engine.has_unfinished_requests()
