@@ -5,7 +5,7 @@ The bounds are the contract's. The engine checks again: it may be called without
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
 from inferfleet.v1 import inference_pb2
@@ -15,6 +15,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED_IDS = 300
 MAX_CHOICE_TEXTS = 1000
+MAX_CONSTRAINT_CHARS = 64 * 1024
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 # field of SamplingParams → (low, high, low itself is excluded)
@@ -65,8 +68,8 @@ def _check_sampling(sampling: inference_pb2.SamplingParams, vocab_size: int) -> 
     for token_id, bias in sampling.logit_bias.items():
         _between(f"sampling.logit_bias[{token_id}]", bias, -100, 100)
     _check_ids("sampling.logit_bias", sampling.logit_bias, vocab_size)
-    _check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size)
-    _check_ids("sampling.bad_token_ids", sampling.bad_token_ids, vocab_size)
+    _check_id_list("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+    _check_id_list("sampling.bad_token_ids", sampling.bad_token_ids, vocab_size)
 
 
 def _check_stop(stop: inference_pb2.StopParams, vocab_size: int) -> None:
@@ -80,7 +83,7 @@ def _check_stop(stop: inference_pb2.StopParams, vocab_size: int) -> None:
     for index, text in enumerate(stop.stop_strings):
         if not 1 <= len(text) <= MAX_STOP_CHARS:
             refuse(f"stop.stop_strings[{index}]", f"must have 1 to {MAX_STOP_CHARS} characters")
-    _check_ids("stop.stop_token_ids", stop.stop_token_ids, vocab_size)
+    _check_id_list("stop.stop_token_ids", stop.stop_token_ids, vocab_size)
 
 
 def _check_constraint(constraint: inference_pb2.Constraint) -> None:
@@ -91,8 +94,13 @@ def _check_constraint(constraint: inference_pb2.Constraint) -> None:
         texts = constraint.choice.texts
         if not 1 <= len(texts) <= MAX_CHOICE_TEXTS or not all(texts):
             refuse("constraint.choice", f"needs 1 to {MAX_CHOICE_TEXTS} texts, none empty")
-    elif not getattr(constraint, kind):
-        refuse(f"constraint.{kind}", "must not be empty")
+        length = sum(map(len, texts))
+    else:
+        length = len(getattr(constraint, kind))
+        if not length:
+            refuse(f"constraint.{kind}", "must not be empty")
+    if length > MAX_CONSTRAINT_CHARS:
+        refuse(f"constraint.{kind}", f"has over {MAX_CONSTRAINT_CHARS} characters")
 
 
 def _check_prompt(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
@@ -105,6 +113,28 @@ def _check_prompt(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
         if not request.token_ids.ids:
             refuse("token_ids.ids", "must not be empty")
         _check_ids("token_ids.ids", request.token_ids.ids, vocab_size)
+    if kind == "chat":
+        check_chat(request.chat)
+
+
+def check_chat(chat: inference_pb2.Chat) -> None:
+    """Refuse a chat of more parts than a template is to be asked to walk through.
+
+    Raises:
+        InvalidArgumentError: naming what is too many.
+    """
+    for field, parts, most in (
+        ("chat.messages", chat.messages, MAX_MESSAGES),
+        ("chat.tools", chat.tools, MAX_TOOLS),
+    ):
+        if len(parts) > most:
+            refuse(field, f"at most {most}, got {len(parts)}")
+
+
+def _check_id_list(field: str, ids: Collection[int], vocab_size: int) -> None:
+    if len(ids) > vocab_size:
+        refuse(field, f"has {len(ids)} ids, more than the vocabulary of {vocab_size}")
+    _check_ids(field, ids, vocab_size)
 
 
 def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:

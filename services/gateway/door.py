@@ -23,7 +23,7 @@ from services.common.parsing.plan import AnswerPlan, plan_answer
 from services.common.parsing.tools import read_tools
 from services.common.text import chat_ids, render_chat
 from services.gateway.catalog import Catalog, ModelView
-from services.gateway.checks import check_request, refuse
+from services.gateway.checks import check_chat, check_request, refuse
 from services.gateway.text_store import ModelText, TextStore
 
 T = TypeVar("T")
@@ -105,6 +105,7 @@ class Door:
         if kind is None:
             refuse("prompt", "one of text and chat is needed")
         if kind == "chat":
+            check_chat(request.chat)
             rendered = await self._render(text, request.chat)
         else:
             rendered = request.text
@@ -140,6 +141,7 @@ class Door:
         rendered = request.text
         if kind == "chat":
             use = read_tools(request.chat)
+            _check_contents(request.chat, text, model.max_model_len)
             with self._tracer.start_as_current_span("render", context=context):
                 rendered = await self._render(text, request.chat)
             engine = model.engines[0]
@@ -212,6 +214,18 @@ def _check_text_length(text: str, known: ModelText, max_model_len: int, field: s
     least = len(text.encode()) // max(known.tokenizer.max_token_bytes, 1)
     if least >= max_model_len:
         _too_long(field, f"at least {least}", max_model_len)
+
+
+def _check_contents(chat: inference_pb2.Chat, known: ModelText, max_model_len: int) -> None:
+    """The same before the template is rendered.
+
+    What a template may leave out, e.g. reasoning in earlier answers, is not counted.
+    """
+    whole = (m for m in chat.messages if m.role in ("system", "user"))
+    size = sum(len(message.content.encode()) for message in whole)
+    least = size // max(known.tokenizer.max_token_bytes, 1)
+    if least >= max_model_len:
+        _too_long("chat", f"at least {least}", max_model_len)
 
 
 def _check_length(

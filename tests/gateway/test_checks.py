@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from inferfleet.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
+from services.engine.grammar import constraint_check
 from services.engine.grammar.constraint_check import MAX_CHOICES
 from services.engine.sampling_params import SamplingParams
-from services.gateway.checks import check_request, request_id_problem
+from services.gateway.checks import MAX_CONSTRAINT_CHARS, check_request, request_id_problem
 
 VOCAB = 300
 numbers = st.one_of(
@@ -105,3 +106,35 @@ def test_as_many_choices_as_the_engine_takes():
     request = inference_pb2.GenerateRequest(text="x", constraint={"choice": {"texts": most}})
     check_request(request, VOCAB)
     assert "1 to 1000 texts" in message(constraint={"choice": {"texts": [*most, "more"]}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"sampling": {"allowed_token_ids": [1] * (VOCAB + 1)}}, "sampling.allowed_token_ids"),
+        ({"sampling": {"bad_token_ids": [1] * (VOCAB + 1)}}, "sampling.bad_token_ids"),
+        ({"stop": {"stop_token_ids": [1] * (VOCAB + 1)}}, "stop.stop_token_ids"),
+        ({"constraint": {"json_schema": " " * 65_537}}, "constraint.json_schema"),
+        ({"constraint": {"regex": "a" * 65_537}}, "constraint.regex"),
+        ({"constraint": {"choice": {"texts": ["a" * 700] * 100}}}, "constraint.choice"),
+        ({"chat": {"messages": [{"role": "user"}] * 4097}}, "chat.messages"),
+        ({"chat": {"tools": [{"name": "f"}] * 129}}, "chat.tools"),
+    ],
+)
+def test_sizes_that_are_refused_before_any_work(fields, field):
+    prompt = {} if "chat" in fields else {"text": "x"}
+    request = inference_pb2.GenerateRequest(**prompt, **fields)
+    assert field_at_fault(lambda: check_request(request, VOCAB)) == field
+
+
+def test_as_much_as_is_allowed():
+    request = inference_pb2.GenerateRequest(
+        sampling={"allowed_token_ids": [1] * VOCAB},
+        constraint={"regex": "a" * MAX_CONSTRAINT_CHARS},
+        chat={"messages": [{"role": "user"}] * 4096},
+    )
+    check_request(request, VOCAB)
+
+
+def test_the_engine_allows_as_long_a_constraint():
+    assert constraint_check.MAX_CONSTRAINT_CHARS == MAX_CONSTRAINT_CHARS

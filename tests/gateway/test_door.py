@@ -27,6 +27,23 @@ async def test_a_long_prompt_is_tokenised_beside_the_loop(engine):
     assert text in rendered
 
 
+async def test_a_chat_that_cannot_fit_is_refused_before_its_template_is_rendered(
+    engine, monkeypatch
+):
+    rendered = []
+    monkeypatch.setattr("services.gateway.door.render_chat", lambda *_: rendered.append(1))
+    async with (
+        running_gateway(engine) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        chat = inference_pb2.Chat(messages=[{"role": "user", "content": "ab" * 10_000}])
+        with pytest.raises(grpc.aio.AioRpcError, match="chat: the prompt has at least"):
+            await gateway.stub(channel).Complete(
+                inference_pb2.GenerateRequest(model="tiny", chat=chat)
+            )
+    assert not rendered
+
+
 def hold(places, tenant, request_id):
     return places.holding(tenant, request_id, lambda: None)
 
