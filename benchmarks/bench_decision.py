@@ -1,15 +1,21 @@
 """What one routing decision costs the balancer, without the Match call.
 
-    python -m benchmarks.bench_decision --engines 16 --requests 5000
+    python -m benchmarks.bench_decision --engines 16 --rate 500 --requests 5000
+    python -m benchmarks.bench_decision --profile
 
 Each request is parsed, admitted, hashed, decided, written down and dispatched as the balancer does
-it, with requests in flight at every engine. Prints p50 and p95 in microseconds per part.
+it, with requests in flight at every engine and their prefixes held. Prints p50 and p95 in
+microseconds per part; with --rate, requests come that often and "late" is how long one waited for
+those before it. --profile shows where the time goes.
 """
 
 import argparse
 import asyncio
+import cProfile
 import json
+import os
 import platform
+import pstats
 import time
 from random import Random
 from statistics import quantiles
@@ -25,6 +31,7 @@ from services.balancer.engine_view import CostModel
 from services.balancer.incoming import asked_of, parse
 from services.balancer.member import Member, Outcome
 from services.balancer.policies import POLICIES
+from services.balancer.prefix_holds import PrefixHolds
 from services.balancer.prefix_match import Matches
 from services.balancer.router import Router
 from services.common import block_hash
@@ -72,7 +79,7 @@ async def measure(args):
 
     door = Admission(views, queue_size=100, headroom=4, patience_s=1)
     router = Router(args.policy, views, door.has_room, cost=CostModel(), rng=rng)
-    ledger = DecisionLedger(2048)
+    ledger, holds = DecisionLedger(2048), PrefixHolds()
     raw = engine_pb2.EngineRequest(
         request=inference_pb2.GenerateRequest(
             model="m",
@@ -80,17 +87,25 @@ async def measure(args):
             token_ids=inference_pb2.TokenIds(ids=range(args.prompt_tokens)),
         )
     ).SerializeToString()
-    parts: dict[str, list[float]] = {"parse": [], "admit": [], "hash": [], "decide": []}
+    _hold_others(holds, args, rng)
+    names = ("late", "parse", "admit", "hash", "decide")
+    parts: dict[str, list[float]] = {name: [] for name in names}
+    began = time.perf_counter()
     for number in range(args.requests):
+        due = began + number / args.rate if args.rate else time.perf_counter()
+        if (early := due - time.perf_counter()) > 0:
+            await asyncio.sleep(early)
+        parts["late"].append(max(time.perf_counter() - due, 0.0))
         marks = [time.perf_counter()]
         asked = asked_of(parse(raw).request)
         marks.append(time.perf_counter())
         grant = await door.enter(asked, None)
         marks.append(time.perf_counter())
         root = block_hash.root(b"n" * 32, b"")
-        block_hash.join_for_index(block_hash.hash_blocks(root, asked.token_ids, 32))
+        chain = block_hash.join_for_index(block_hash.hash_blocks(root, asked.token_ids, 32))
         marks.append(time.perf_counter())
-        matches = Matches(True, {(f"engine-{number % args.engines}", 1): 512})
+        known = {(f"engine-{number % args.engines}", 1): 512}
+        matches = Matches(True, known, {(b"n" * 32, 32): chain}, holds)
         choice, candidates = router.choose(asked, router.eligible(asked), matches)
         ledger.add(
             f"r{number}",
@@ -104,16 +119,29 @@ async def measure(args):
         )
         member = members[choice.candidate.engine.engine_id]
         ticket = member.dispatch(uncached_tokens=10, blocks=1)
+        life = choice.candidate.engine.engine_id, choice.candidate.engine.epoch_ms
+        ticket.on_end = holds.hold(life, matches.chain_for(choice.candidate.engine))
         grant.use()
         marks.append(time.perf_counter())
         ticket.end(Outcome.ANSWERED)
         grant.leave()
-        for name, start, end in zip(parts, marks, marks[1:], strict=False):
+        for name, start, end in zip(names[1:], marks, marks[1:], strict=False):
             parts[name].append(end - start)
     parts["decision (admit + decide)"] = [
         a + d for a, d in zip(parts["admit"], parts["decide"], strict=True)
     ]
     return parts
+
+
+def _hold_others(holds, args, rng):
+    """Prefixes of the requests in flight: most are strangers, some share half of the prompt."""
+    root = block_hash.root(b"n" * 32, b"")
+    for number in range(args.engines):
+        for _ in range(8):
+            shared = args.prompt_tokens // 2 if rng.random() < 0.25 else 0
+            ids = [*range(shared), *(rng.randrange(1 << 31) for _ in range(1024))]
+            hashes = block_hash.hash_blocks(root, ids, 32)
+            holds.hold((f"engine-{number}", 1), block_hash.join_for_index(hashes))
 
 
 def main():
@@ -125,14 +153,31 @@ def main():
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument("--policy", choices=sorted(POLICIES), default="least_time")
+    parser.add_argument("--rate", type=float, default=0.0, help="a second; 0: one after the other")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     args = parser.parse_args()
+    if args.profile:
+        with cProfile.Profile() as profile:
+            asyncio.run(measure(args))
+        pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+        return
     rows = {}
     for name, seconds in asyncio.run(measure(args)).items():
         cuts = quantiles(seconds, n=100)
         rows[name] = {"p50_us": round(cuts[49] * 1e6, 1), "p95_us": round(cuts[94] * 1e6, 1)}
     if args.json:
-        print(json.dumps({"engines": args.engines, "policy": args.policy, "parts": rows}))
+        print(
+            json.dumps(
+                {
+                    "engines": args.engines,
+                    "policy": args.policy,
+                    "rate": args.rate,
+                    "load": os.getloadavg(),
+                    "parts": rows,
+                }
+            )
+        )
         return
     print(
         f"{args.engines} engines, {args.prompt_tokens} prompt tokens, policy {args.policy}, "

@@ -174,10 +174,16 @@ class Member:
     def view(self, now: float) -> EngineView:
         """A frozen picture with our own recent dispatches credited."""
         info, load = self.info, self.load or engine_pb2.LoadReport()
-        credited = [ticket for ticket in self._tickets if ticket.credited]
+        # One pass: this runs for every engine at every decision.
+        own_seats = credited = uncached = blocks = 0
+        for ticket in self._tickets:
+            own_seats += ticket.seats
+            if ticket.credited:
+                credited += 1
+                uncached += ticket.uncached_tokens
+                blocks += ticket.blocks
         reported = load.waiting_requests + load.running_requests - self._ended_since_report
         # A report counts requests, not their choices; of ours we know how many there are.
-        own_seats = sum(ticket.seats for ticket in self._tickets)
         extra_seats = own_seats - len(self._tickets)
         return EngineView(
             engine_id=info.engine_id,
@@ -191,10 +197,10 @@ class Member:
             block_size=info.block_size,
             max_num_seqs=info.max_num_seqs,
             in_flight=len(self._tickets),
-            occupancy=max(own_seats, max(reported, 0) + len(credited) + extra_seats),
-            queued_uncached=load.uncached_tokens_queued + sum(t.uncached_tokens for t in credited),
+            occupancy=max(own_seats, max(reported, 0) + credited + extra_seats),
+            queued_uncached=load.uncached_tokens_queued + uncached,
             recent_uncached=self._recent_uncached.value,
-            held_blocks=load.held_blocks + sum(t.blocks for t in credited),
+            held_blocks=load.held_blocks + blocks,
             total_blocks=load.total_blocks or info.num_blocks,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_round_s=load.decode_round_s,
