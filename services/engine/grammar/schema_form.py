@@ -54,10 +54,6 @@ def compiler_schema(schema: Any) -> Any:
     types = implied_types(full)
     if "type" not in full and types:
         full["type"] = types if len(types) > 1 else types[0]
-    if "array" in _listed(full.get("type")) and not {"items", "prefixItems"} & full.keys():
-        full["items"] = True
+    if {"minItems", "maxItems"} & full.keys():
+        full.setdefault("items", True)
     return full
-
-
-def _listed(declared: Any) -> list[Any]:
-    return declared if isinstance(declared, list) else [declared]

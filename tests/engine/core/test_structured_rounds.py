@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from services.engine.constraints import Constraints
 from services.engine.fake_runner import FakeModel, FakeRunner
 from services.engine.grammar.wire import Setup
 from services.engine.sampling_params import Constraint
-from services.engine.structured_output import SOMatcherBuilder
+from services.engine.structured_output import SOMatcher, SOMatcherBuilder
 
 # The first constraint waits for a process that loads xgrammar.
 pytestmark = pytest.mark.timeout(240)
@@ -290,3 +291,80 @@ def test_closing_with_a_held_request_ends_the_compiler(make_driver):
     assert not builder._thread.is_alive()
     assert builder._compiler._process is None
     driver.abort("bomb")
+
+
+class WaitsForMasks(TwoEnds):
+    """Ends the forward of a round only when the mask for its draw is filled."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.filled = threading.Semaphore(0)
+        self.steps: list[int] = []
+
+    def execute_main_model(self, step, batch, drawn):
+        assert self.filled.acquire(timeout=60), f"the mask of round {step} waits for its forward"
+        self.steps.append(step)
+        return super().execute_main_model(step, batch, drawn)
+
+
+def test_the_mask_of_a_draw_is_filled_while_its_forward_runs(make_driver, builder, monkeypatch):
+    runner = WaitsForMasks(4, MODEL)
+    driver = make_driver(MODEL, lambda: runner)
+    driver.engine.constraints = Constraints(lambda: builder)
+    look = SOMatcher._look
+
+    def filled(matcher):
+        look(matcher)
+        runner.filled.release()
+
+    monkeypatch.setattr(SOMatcher, "_look", filled)
+    told: list[tuple[int, int]] = []
+    driver.add("a", [1, 2], constraint=Constraint("regex", "abcdef"))
+    give_up = time.monotonic() + 120
+    while driver.engine.has_unfinished_requests():
+        assert time.monotonic() < give_up
+        result = driver.step()
+        told += [(result.step, len(runner.steps)) for _ in result.outputs]
+        driver.engine.constraints.wait(0.05)
+    assert text(driver, "a") == "abcdef"
+    # Token n is told by the step after its own; the round that is launched meanwhile is n+1.
+    assert [step for step, _ in told] == [1, 2, 3, 4, 5, 6]
+    assert runner.steps[:6] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_cut_choice_of_several_is_carried_on_and_an_ended_one_is_not(make):
+    whole = make()
+    whole.add("a", [1, 2], n=3, **SAME)
+    assert settle(whole) == {}
+    tokens = [whole.tokens["a", choice] for choice in range(3)]
+    other = make()
+    other.add("a", [1, 2], n=3, continued=[tokens[0][:4], tokens[1], []], finished=[1], **SAME)
+    assert settle(other) == {}
+    assert other.tokens["a", 0] == tokens[0][4:]
+    assert ("a", 1) not in other.tokens
+    assert other.tokens["a", 2] == tokens[2]
+    assert set(other.reasons.values()) == {"GRAMMAR_COMPLETE"}
+    holds_nothing(other)
+
+
+def test_no_end_or_stop_id_is_drawn_inside_however_it_is_pushed(make):
+    driver = make()
+    name = {"type": "string", "minLength": 1, "maxLength": 20}
+    schema = {
+        "type": "object",
+        "properties": {"name": name, "bio": {**name, "maxLength": 40}},
+        "required": ["name", "bio"],
+    }
+    person = Constraint("json_schema", json.dumps(schema))
+    pushed = {"constraint": person, "temperature": 1.0}
+    stop = ord("z")
+    driver.add("ends", [1], logit_bias=((EOS_2, 100.0), (EOS, 100.0)), **pushed)
+    driver.add("stop", [2], logit_bias=((stop, 100.0),), stop_token_ids=(stop,), **pushed)
+    driver.add("ignore", [3], logit_bias=((EOS, 100.0),), ignore_eos=True, **pushed)
+    assert settle(driver) == {}
+    assert set(driver.reasons.values()) <= {"GRAMMAR_COMPLETE", "EOS"}
+    for key in ("ends", "stop", "ignore"):
+        answer = json.loads(text(driver, key))
+        assert 1 <= len(answer["name"]) <= 20
+        assert 1 <= len(answer["bio"]) <= 40
+    assert stop not in driver.tokens["stop", 0]
