@@ -158,6 +158,7 @@ class Clients:
     ) -> float:
         """Seconds from `moment` until each open stream has moved; limit_s if not all did."""
         waiting = list(self.open if streams is None else streams)
+        silent = {stream for stream in waiting if not stream.heard}
         last = 0.0
         while waiting and time.monotonic() < moment + limit_s:
             still = []
@@ -166,7 +167,8 @@ class Clients:
                 if moved is None:
                     still.append(stream)
                 elif moved - moment > last:
-                    last, self.slowest = moved - moment, stream.case
+                    last = moved - moment
+                    self.slowest = stream.case + (" (not begun)" if stream in silent else "")
             waiting = still
             await asyncio.sleep(0.01)
         return limit_s if waiting else last
