@@ -32,13 +32,7 @@ class CallFormat:
 
     def some(self) -> Format:
         """One call or more."""
-        calls: Format = {
-            "type": "tags_with_separator",
-            "tags": [self._tag(tool) for tool in self._chosen],
-            "separator": self._shape("").separator,
-            "at_least_one": True,
-            "stop_after_first": not self._use.parallel or bool(self._use.named),
-        }
+        calls = self._several()
         if self._profile.tools == "deepseek_v3":
             return sequence(self.mark(deepseek.LIST), calls, self.mark(deepseek.LIST_END))
         if self._profile.tools == "mistral" and self._profile.listed:
@@ -46,20 +40,44 @@ class CallFormat:
         return calls
 
     def among_text(self) -> Format | None:
-        """Free text in which each call holds to its schema, where something is demanded of calls
-        and a mark announces each; else None."""
-        demands = any(tool.strict for tool in self._use.tools) or not self._use.parallel
-        if not demands or self._profile.tools != "hermes":
+        """Free text in which calls hold to their schemas, where something is demanded of them;
+        else None."""
+        demands = not self._use.parallel or any(tool.strict for tool in self._use.tools)
+        if not demands or self._profile.tools == "deepseek_v4":
             return None
-        among: Format = {
-            "tags": [self._tag(tool) for tool in self._chosen],
-            "at_least_one": False,
-            "stop_after_first": not self._use.parallel,
-        }
-        special = self._profile.id_of(hermes.BEGIN)
+        if self._profile.tools == "llama3":  # no mark tells a call from text: its brace does
+            begins: Format = {"type": "regex", "pattern": r"[^\s{]"}
+            return either([self.some(), sequence(begins, {"type": "any_text"})])
+        if self._profile.tools == "deepseek_v3":
+            return self._triggered(deepseek.LIST, [self._several()], deepseek.LIST_END)
+        if self._profile.tools == "mistral" and self._profile.listed:
+            return self._triggered(mistral.BEGIN, [text("["), self._several()], "]")
+        mark = hermes.BEGIN if self._profile.tools == "hermes" else mistral.BEGIN
+        tags = [self._tag(tool) for tool in self._chosen]
+        return self._dispatch(mark, tags, once=not self._use.parallel)
+
+    def _triggered(self, mark: str, content: Sequence[Format], end: str) -> Format:
+        """Text, then perhaps one block of calls, which ends the answer."""
+        inside = content[0] if len(content) == 1 else sequence(*content)
+        begin, after = _bare(self.mark(mark)), _bare(self.mark(end))
+        tag: Format = {"type": "tag", "begin": begin, "content": inside, "end": after}
+        return self._dispatch(mark, [tag], once=True)
+
+    def _dispatch(self, mark: str, tags: list[Format], *, once: bool) -> Format:
+        among: Format = {"tags": tags, "at_least_one": False, "stop_after_first": once}
+        special = self._profile.id_of(mark)
         if special is None:
-            return {"type": "triggered_tags", "triggers": [hermes.BEGIN], **among}
+            return {"type": "triggered_tags", "triggers": [mark], **among}
         return {"type": "token_triggered_tags", "trigger_tokens": [special], **among}
+
+    def _several(self) -> Format:
+        return {
+            "type": "tags_with_separator",
+            "tags": [self._tag(tool) for tool in self._chosen],
+            "separator": self._shape("").separator,
+            "at_least_one": True,
+            "stop_after_first": not self._use.parallel or bool(self._use.named),
+        }
 
     def mark(self, mark: str) -> Format:
         """A mark, as the token that it is where no text can hold it."""

@@ -103,8 +103,12 @@ def test_the_plan_of_an_answer(thinks):
 
 def test_a_demanded_call_is_refused():
     asked, tokenizer = chat(), Tokenizer(ASSETS)
-    asked.tool_choice.mode = pb.ToolChoice.MODE_REQUIRED
+    asked.tools[0].strict = True  # under auto nothing is enforced, and nothing refused
     profile = detect("", uses_tools=True, tokenizer=tokenizer)
+    request = pb.GenerateRequest(chat=asked)
+    plan = plan_answer(request, read_tools(asked), profile, "x", tokenizer.token_bytes)
+    assert plan.constraint is None
+    asked.tool_choice.mode = pb.ToolChoice.MODE_REQUIRED
     request = pb.GenerateRequest(chat=asked)
     with pytest.raises(InvalidArgumentError, match=r"chat\.tool_choice"):
         plan_answer(request, read_tools(asked), profile, "x", tokenizer.token_bytes)

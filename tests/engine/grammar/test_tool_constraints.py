@@ -83,11 +83,13 @@ class Model:
             if END in allowed:
                 return
             printable = [i for i in allowed if i >= 32]
-            token_id = self._random.choice(printable or allowed)
-            assert self._matcher.accept(token_id)
-            mark = self._marks.get(token_id)
-            self._written += mark.encode() if mark else bytes([token_id])
+            self.draw(self._random.choice(printable or allowed))
         raise AssertionError(f"no end: {self.text[-200:]!r}")
+
+    def draw(self, token_id):
+        assert self._matcher.accept(token_id)
+        mark = self._marks.get(token_id)
+        self._written += mark.encode() if mark else bytes([token_id])
 
     @property
     def text(self):
@@ -149,17 +151,32 @@ def test_not_strict_leaves_any_object(model):
     assert said(plan, writer.text)[0] == [["switch", '{"x": [1, null]}']]
 
 
-@pytest.mark.parametrize("name", ["hermes", "hermes, special marks"])
+BEGINNINGS = {
+    "hermes": "\n<tool_call>\n",
+    "deepseek v3": "<｜tool▁calls▁begin｜>",
+    "deepseek v3.1": "<｜tool▁calls▁begin｜>",
+    "llama3": "{",
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
 def test_strict_among_free_text(model, name):
     asked = request(pb.ToolChoice.MODE_AUTO, strict=True)
     writer, plan = model(PROFILES[name], asked)
     writer.write("Well, now.")
     writer.go_on()
     assert said(plan, writer.text) == ([], "", "Well, now.")
-    if name == "hermes":
-        writer.write("\n<tool_call>\n")
-        writer.go_on()
-        ((called, arguments),) = said(plan, writer.text)[0]
+    if name == "llama3":
+        writer, plan = model(PROFILES[name], asked)
+    if name in BEGINNINGS:
+        writer.write(BEGINNINGS[name])
+    else:
+        writer.draw(257)
+    writer.go_on()
+    calls, _, rest = said(plan, writer.text)
+    assert calls, writer.text
+    assert rest == ("" if name == "llama3" else "Well, now.")
+    for called, arguments in calls:
         jsonschema.validate(json.loads(arguments), SCHEMAS[called])
 
 
