@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.etcd_config import EtcdKeys
+from services.common.redis_keys import RedisKeys
 from services.common.service_config import ServiceConfig
 
 SCHEMA = Path(__file__).parent.parent / "helm" / "inferfleet" / "values.schema.json"
@@ -25,13 +26,15 @@ SERVICES = {
     "engine": ("services.engine.front_config", "FrontConfig"),
 }
 _ETCD = {field.name for field in dataclasses.fields(EtcdKeys)}
+_REDIS = {field.name for field in dataclasses.fields(RedisKeys)}
 # What the chart says itself: keys of every service, and these.
 WIRED = {
-    "gateway": {"http_port", "engines", "balancers", "api_keys_file"} | _ETCD,
+    "gateway": {"http_port", "engines", "balancers", "api_keys_file"} | _ETCD | _REDIS,
     "balancer": {"balancer_id", "kvcache", "admin_port"} | _ETCD,
     "kvcache": {
         "redis",
         "redis_password_file",
+        "redis_sentinel_password_file",
         "redis_tls_ca_file",
         "redis_tls_cert_file",
         "redis_tls_key_file",

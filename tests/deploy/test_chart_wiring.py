@@ -274,3 +274,34 @@ def test_an_autoscaled_gateway_has_no_replicas_of_its_own(render):
     assert "replicas" not in made.workloads("gateway")[0]["spec"]
     scaler = made.kind("HorizontalPodAutoscaler")[0]["spec"]
     assert scaler["scaleTargetRef"]["name"] == made.workloads("gateway")[0]["metadata"]["name"]
+
+
+def test_gateways_with_keys_count_quotas_in_the_redis_of_the_index(render, config_of):
+    keys = {"gateway": {"apiKeys": {"existingSecret": "keys"}}}
+    gateway = render(keys).workloads("gateway")[0]
+    index = render(keys).workloads("kvcache")[0]
+    assert (
+        config_of("gateway", environ(gateway), SUPPLIED).redis
+        == config_of("kvcache", environ(index), SUPPLIED).redis
+    )
+    own = {
+        "url": "rediss://fleet@r:6380/0",
+        "auth": {"existingSecret": "auth", "key": "pw"},
+        "tls": {"existingSecret": "certs", "clientCertificate": True},
+    }
+    gateway = render({**keys, "redis": own}).workloads("gateway")[0]
+    config = config_of("gateway", environ(gateway), SUPPLIED)
+    assert config.redis == own["url"]
+    assert config.redis_password_file == "/etc/inferfleet/redis-auth/pw"
+    assert config.redis_tls_key_file == "/etc/inferfleet/redis-tls/tls.key"
+    mounts = {mount["name"] for mount in container(gateway)["volumeMounts"]}
+    assert {"redis-auth", "redis-tls", "api-keys"} <= mounts
+
+
+def test_several_servers_are_for_the_index_alone(render, config_of):
+    values = {
+        "gateway": {"apiKeys": {"existingSecret": "keys"}},
+        "redis": {"url": "redis://a:1,redis://b:1"},
+    }
+    gateway = render(values).workloads("gateway")[0]
+    assert config_of("gateway", environ(gateway), SUPPLIED).redis == ""

@@ -55,6 +55,15 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Where gateways count quotas together: the Redis of the index, if one URL says it. Quotas need
+keys; a list of servers and Sentinels are for the index alone. */}}
+{{- define "inferfleet.quotaRedis" -}}
+{{- $url := include "inferfleet.redisUrl" . -}}
+{{- if and .Values.gateway.apiKeys.existingSecret $url (not (contains "," $url)) (not (contains "sentinel" $url)) -}}
+{{- $url -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A named store wins over the built-in one. */}}
 {{- define "inferfleet.redisBuiltin" -}}
 {{- and .Values.kvcache.enabled .Values.redis.builtin (not .Values.redis.url) -}}
