@@ -1,16 +1,15 @@
-"""Tools and reasoning over HTTP with the official client, and the same over gRPC."""
+"""Tools and reasoning over HTTP with the official client."""
 
 import json
 
-import grpc
 import openai
+import pydantic
 import pytest
 
-from inferfleet.v1 import inference_pb2 as pb
 from services.common import errors
 from services.common.text import Tokenizer
 from services.common.text.byte_level import CHATML, byte_assets
-from services.gateway.testing import EOS, running_gateway
+from services.gateway.testing import running_gateway
 
 MODEL = "tiny"
 HI = [{"role": "user", "content": "hi"}]
@@ -109,6 +108,20 @@ class TestCalls:
         assert [call.function.arguments for call in message.tool_calls] == [ARGUMENTS] * 2
         assert len({call.id for call in message.tool_calls}) == 2
         assert message.content == "Well."
+
+    async def test_models_of_pydantic(self, client, engine):
+        class LogReading(pydantic.BaseModel):
+            name: str
+            values: list[int]
+
+        arguments = '{"name": "x", "values": [1]}'
+        engine.reply = CALL.replace(ARGUMENTS, arguments).replace("log_reading", "LogReading")
+        tool = openai.pydantic_function_tool(LogReading)
+        answer = await client.chat.completions.parse(model=MODEL, messages=HI, tools=[tool])
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.function.parsed_arguments == LogReading(name="x", values=[1])
+        tag = json.loads(engine.requests[0].request.constraint.structural_tag)
+        assert tag["format"]["type"] == "triggered_tags"  # this client asks for strict
 
     async def test_each_choice_has_its_own(self, client, engine):
         engine.reply = CALL
@@ -358,33 +371,3 @@ class TestMistral:
             await whole(client, tools=[TOOL], tool_choice="required")
         tag = json.loads(engine.requests[1].request.constraint.structural_tag)
         assert tag["format"]["elements"][0] == {"type": "token", "token": 257}
-
-
-class TestGrpc:
-    async def test_deltas_of_calls(self, gateway, engine):
-        engine.reply = f"Hm.\n{CALL}"
-        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
-        chat.tools.add(name="log_reading", parameters_json=json.dumps(SCHEMA))
-        request = pb.GenerateRequest(model=MODEL, chat=chat)
-        async with grpc.aio.insecure_channel(gateway.address) as channel:
-            stub = gateway.stub(channel)
-            events = [event async for event in stub.Generate(request)]
-            answer = await stub.Complete(request)
-        deltas = [event.delta for event in events if event.HasField("delta")]
-        calls = [delta.tool_call for delta in deltas if delta.WhichOneof("content") == "tool_call"]
-        assert [bool(call.id and call.name) for call in calls] == [True] + [False] * (
-            len(calls) - 1
-        )
-        assert "".join(call.arguments for call in calls) == ARGUMENTS
-        assert "".join(delta.text for delta in deltas) == "Hm."
-        ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        assert ids == [*engine.reply.encode(), EOS]
-        assert answer.choices[0].tool_calls[0].arguments == ARGUMENTS
-
-    @pytest.mark.parametrize("field", ["echo", "no_text"])
-    async def test_what_excludes_tools(self, stub, field):
-        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
-        chat.tools.add(name="f")
-        request = pb.GenerateRequest(model=MODEL, chat=chat, response={field: True})
-        with pytest.raises(grpc.aio.AioRpcError, match=f"response.{field}"):
-            await stub.Complete(request)
