@@ -1,4 +1,4 @@
-"""All faults of `make chaos`, fewer kills and shorter outages, in `make verify`; times not judged."""
+"""All of `make chaos` with fewer kills and shorter outages, for `make verify`; times not judged."""
 
 import pytest
 
