@@ -10,10 +10,12 @@ import math
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -349,3 +351,47 @@ def test_one_id_twice_is_refused_and_the_first_goes_on(served):
         assert "".join(event["choices"][0]["text"] for event in events[:-1]) == alone
     assert statuses[-1] == 409
     assert served.post({"prompt": "third", "max_tokens": 5}, **headers).status_code == 200
+
+
+SCHEMAS = json.loads((ROOT / "tests" / "data" / "schemas.json").read_text())
+SHORT = {"type": "string", "minLength": 1, "maxLength": 20}
+BOTH = ["name", "bio"]
+PERSON = {"type": "object", "properties": dict.fromkeys(BOTH, SHORT), "required": BOTH}
+UNDER = {"prompt": "x", "max_tokens": 200, "structured_outputs": {"json": PERSON}}
+
+
+def test_every_schema_is_refused_by_path_or_its_answer_validates(served):
+    for case in (case for case in SCHEMAS if "schema" in case):
+        response = served.post({**UNDER, "structured_outputs": {"json": case["schema"]}})
+        if response.status_code == 400:
+            message = response.json()["error"]["message"]
+            assert case["policy"] != "enforce" or "/additionalProperties" in message
+            continue
+        choice = response.json()["choices"][0]
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(choice["text"]), case["schema"])
+
+
+def test_no_end_or_stop_id_ends_an_object_and_a_stop_string_does(served):
+    ends = {"logit_bias": {str(EOS): 100, str(EOT): 100}}
+    for wanted in (ends, {**ends, "ignore_eos": True}, {"stop_token_ids": [5], "seed": 4}):
+        choice = served.choice(**UNDER, **wanted)
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(choice["text"]), PERSON)
+    cut = served.choice(**UNDER, stop=['"bio"'])
+    assert cut["finish_reason"] == "stop"
+    assert '"bio"' not in cut["text"]
+
+
+def test_twenty_equal_schemas_at_once_beside_plain_streams(served):
+    plain = {"prompt": "x", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
+    alone = served.choice(**plain)["text"]
+    schema = {"type": "array", "items": {"enum": ["twenty", "at", "once"]}, "minItems": 3}
+    same = {**UNDER, "structured_outputs": {"json": {**schema, "maxItems": 5}}}
+    with ThreadPoolExecutor(28) as pool:
+        streams = [pool.submit(served.streamed, **plain) for _ in range(8)]
+        answers = list(pool.map(lambda seed: served.choice(**same, seed=seed), range(20)))
+        texts = ["".join(piece["text"] for piece in stream.result()) for stream in streams]
+    assert texts == [alone] * 8
+    for choice in answers:
+        jsonschema.validate(json.loads(choice["text"]), schema)

@@ -212,6 +212,37 @@ def test_a_request_that_left_before_its_turn_is_not_compiled(builder, wait_for):
     assert builder.num_pending == 0
 
 
+def test_the_cache_of_grammars_is_bounded_by_count_and_bytes(wait_for, monkeypatch):
+    small = SOMatcherBuilder(BYTES, cached=3)
+    try:
+        for number in range(5):
+            assert wait_for(Constraint("regex", f"a{number}"), builder=small).problem is None
+        kept = [
+            _digest(Constraint("regex", f"a{number}")) in small._grammars for number in range(5)
+        ]
+        assert kept == [False, False, True, True, True]
+        size = next(iter(small._grammars.values())).num_bytes
+        monkeypatch.setattr("services.engine.structured_output.CACHED_BYTES", 2 * size)
+        assert wait_for(Constraint("regex", "b"), builder=small).problem is None
+        assert sum(built.num_bytes for built in small._grammars.values()) <= 2 * size
+        assert small._cached_bytes == sum(b.num_bytes for b in small._grammars.values())
+    finally:
+        small.close()
+
+
+def test_the_process_of_a_compilation_that_took_too_long_is_gone(wait_for):
+    hurried = SOMatcherBuilder(BYTES, timeout_s=0.5)
+    try:
+        hurried._compiler.prepare()
+        process = hurried._compiler._process
+        bomb = "|".join(f"{chr(97 + i % 26)}{i}(x|y{{0,100}}){{0,40}}" for i in range(400))
+        assert wait_for(Constraint("regex", bomb), builder=hurried).reason == TOO_COSTLY
+        assert process.poll() is not None
+        assert hurried._compiler._process is None
+    finally:
+        hurried.close()
+
+
 def test_a_builder_closes_in_the_middle_of_a_compilation():
     builder = SOMatcherBuilder(BYTES, timeout_s=60)
     bomb = "|".join(f"{chr(97 + i % 26)}{i}(x|y{{0,100}}){{0,40}}" for i in range(400))
