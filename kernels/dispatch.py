@@ -28,6 +28,21 @@ class Linear(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRows:
+    """Keys and values of decoding sequences side by side, so that no round has to gather them.
+
+    Copies: they lie in the cache's blocks too. Row i belongs to the i-th sequence of its group.
+    """
+
+    stores: Mapping[int, Tensor]
+    """By address of a layer's cache: [2, rows, G, capacity, D], keys and values."""
+    slots: Tensor
+    """[sequences * 2 G] int64: rows of D in a store where the round's own keys and values go."""
+    joined: tuple[tuple[int, Tensor, int], ...]
+    """Row, block table and number of positions to copy from blocks first."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionGroup:
     """Sequences of one round that attend in one call: rows follow one another, one part each.
 
@@ -48,6 +63,8 @@ class AttentionGroup:
     """[sequences] int32: positions that each sequence's last row attends to; of decodes only."""
     window: int = 0
     """Positions that a row sees, itself included; 0: all before it. `mask` says it too."""
+    kept: KeptRows | None = None
+    """Of decodes only, for sets that keep rows; `mask` is then as wide as the longest history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +99,8 @@ class Kernels:
     combine: Callable[[Tensor, Tensor], Tensor]
     """(outputs [T, k, N], weights [T, k] float32) -> [T, N]: the weighted sum, in float32 and in
     the order of the columns."""
+    keeps_rows: bool = False
+    """Attention of decodes reads `AttentionGroup.kept` where it is given."""
 
 
 SETS: Mapping[str, str] = {

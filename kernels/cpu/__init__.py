@@ -21,4 +21,5 @@ KERNELS = Kernels(
     pack=pack_linear,
     route=route,
     combine=combine,
+    keeps_rows=True,
 )

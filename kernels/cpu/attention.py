@@ -7,7 +7,7 @@ with several rows (decode), so keys and values are never copied once per query h
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.dispatch import AttentionGroup
+from kernels.dispatch import AttentionGroup, KeptRows
 
 
 def kv_write(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
@@ -17,6 +17,8 @@ def kv_write(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
 
 def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
     """See kernels.dispatch.Kernels.attention."""
+    if group.kept is not None:
+        return _decode_kept(q, kv, cache, group, group.kept)
     if q.shape[0] == len(group.starts):
         return _decode(q, kv.shape[1] // 2, cache, group)
     return _prefill(q, kv, cache, group)
@@ -29,6 +31,23 @@ def _decode(q: Tensor, kv_heads: int, cache: Tensor, group: AttentionGroup) -> T
     rows = q.view(batch, kv_heads, heads // kv_heads, dim)
     keys = history[:, :, :kv_heads].transpose(1, 2)
     values = history[:, :, kv_heads:].transpose(1, 2)
+    out = scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
+    return out.reshape(batch, heads * dim)
+
+
+def _decode_kept(
+    q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, kept: KeptRows
+) -> Tensor:
+    """The same over rows that lie side by side already; only the new ones are copied."""
+    batch, heads, dim = q.shape
+    store = kept.stores[cache.data_ptr()]
+    kv_heads = store.shape[2]
+    for row, table, count in kept.joined:
+        past = cache.index_select(0, table).view(-1, 2, kv_heads, dim)[:count]
+        store[:, row, :, :count] = past.permute(1, 2, 0, 3)
+    store.view(-1, dim).index_copy_(0, kept.slots, kv.reshape(-1, dim))
+    keys, values = store[:, :batch, :, : max(group.starts) + 1].unbind()
+    rows = q.view(batch, kv_heads, heads // kv_heads, dim)
     out = scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
     return out.reshape(batch, heads * dim)
 

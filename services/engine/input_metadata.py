@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.dispatch import AttentionGroup
+from kernels.dispatch import AttentionGroup, KeptRows
+from services.engine.decode_rows import POSITIONS, DecodeRows
 from services.engine.runner import SequenceMetadata
 
-GATHERED = 8192
+GATHERED = POSITIONS
 """Positions, padding included, whose keys and values one call of decode attention copies together:
 bounds memory, keeps the copy in the cache, and keeps short sequences from padding to long ones."""
 
@@ -53,6 +54,7 @@ def build_input(
     dtype: torch.dtype,
     device: torch.device,
     window: int = 0,
+    rows: DecodeRows | None = None,
 ) -> InputMetadata:
     """Lay out one round.
 
@@ -60,9 +62,10 @@ def build_input(
         previous_tokens: tokens of the round before, one a row, for sequences with `prev_row`.
         dtype: of the scores' mask.
         window: positions that a row of a sliding layer sees; 0: the model has no such layer.
+        rows: keeps keys and values of decodes, for kernels that read them.
     """
-    order = sorted(range(len(batch)), key=lambda index: _place(batch[index]))
-    ordered = [batch[index] for index in order]
+    ordered = sorted(batch, key=_place)
+    kept = _seat(ordered, rows) if rows is not None else None
     first_row = _first_rows(ordered)
     tokens = [token for seq in ordered for token in seq.token_ids]
     positions = [p for seq in ordered for p in range(seq.start, seq.seqlen_k)]
@@ -77,10 +80,10 @@ def build_input(
     token_ids = torch.tensor(tokens, dtype=torch.long).to(device)
     _fill_previous(token_ids, ordered, last_row, previous_tokens)
     sampled = [last_row[id(seq)] for seq in batch if seq.sample]
-    groups = tuple(_groups(ordered, first_row, block_size, dtype, device))
+    groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept))
     window_groups = groups
     if window and any(seq.seqlen_k > window for seq in batch):
-        window_groups = tuple(_groups(ordered, first_row, block_size, dtype, device, window))
+        window_groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept, window))
     return InputMetadata(
         token_ids=token_ids,
         positions=torch.tensor(positions, dtype=torch.long).to(device),
@@ -90,6 +93,16 @@ def build_input(
         sampled_rows=torch.tensor(sampled, dtype=torch.long).to(device),
         prompt_rows=tuple(_prompt_rows(ordered, first_row, device)),
     )
+
+
+def _seat(ordered: list[SequenceMetadata], rows: DecodeRows) -> KeptRows | None:
+    """Bring the shortest decodes, as many as are kept, into the order of their kept rows."""
+    single = [seq for seq in ordered if seq.seqlen_q == 1]
+    if not single:
+        return None
+    count = len(_parts(single)[0])
+    ordered[:count], kept = rows.seat(ordered[:count])
+    return kept
 
 
 def _first_rows(ordered: Sequence[SequenceMetadata]) -> list[int]:
@@ -123,13 +136,17 @@ def _groups(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    kept: KeptRows | None,
     window: int = 0,
 ) -> list[AttentionGroup]:
     single = [seq for seq in ordered if seq.seqlen_q == 1]
     groups, row = [], 0
     # Only the gathering sets of kernels need a bound; on a GPU all decodes attend in one call.
     for part in _parts(single) if device.type == "cpu" else [single] if single else []:
-        groups.append(_decode_group(part, row, block_size, dtype, device, window))
+        group = _decode_group(
+            part, row, block_size, dtype, device, window, kept if row == 0 else None
+        )
+        groups.append(group)
         row += len(part)
     for seq, row in zip(ordered[len(single) :], first_row[len(single) :], strict=True):
         groups.append(_prefill_group(seq, row, block_size, dtype, device, window))
@@ -159,28 +176,40 @@ def _decode_group(
     dtype: torch.dtype,
     device: torch.device,
     window: int,
+    kept: KeptRows | None,
 ) -> AttentionGroup:
     counts = [-(-seq.seqlen_k // block_size) for seq in seqs]
     width = max(counts)
+    positions = max(seq.seqlen_k for seq in seqs) if kept else width * block_size
     tables = [
         seq.block_table[:count] + (0,) * (width - count)
         for seq, count in zip(seqs, counts, strict=True)
     ]
     lengths = torch.tensor([seq.seqlen_k for seq in seqs])
-    positions = torch.arange(width * block_size)
-    hidden = positions >= lengths.unsqueeze(1)
-    if window:
-        hidden |= positions < lengths.unsqueeze(1) - window
-    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
     return AttentionGroup(
         rows=slice(row, row + len(seqs)),
         starts=tuple(seq.start for seq in seqs),
         block_tables=torch.tensor(tables, dtype=torch.long).to(device),
-        mask=mask[:, None, None].to(device),
+        mask=_decode_mask(lengths, positions, window, dtype, device),
         causal=False,
         lengths=lengths.int().to(device),
         window=window,
+        kept=kept,
     )
+
+
+def _decode_mask(
+    lengths: Tensor, width: int, window: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """[sequences, 1, 1, width]; None if every row sees all of it."""
+    positions = torch.arange(width)
+    hidden = positions >= lengths.unsqueeze(1)
+    if window:
+        hidden |= positions < lengths.unsqueeze(1) - window
+    if not hidden.any():
+        return None
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return mask[:, None, None].to(device)
 
 
 def _prefill_group(

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels import dispatch
 from services.common.config import ConfigError
 from services.engine.config import EngineConfig
+from services.engine.decode_rows import DecodeRows
 from services.engine.expert_parallel.leader import ExpertLeader, expert_shape
 from services.engine.input_metadata import InputMetadata, PromptRows, build_input
 from services.engine.loader import ModelSource, load_model
@@ -86,6 +87,8 @@ class ModelRunner:
         except BaseException:
             self.close()
             raise
+        self._keeps_rows = kernels.keeps_rows and self._device.type == "cpu"
+        self._rows: DecodeRows | None = None
         self._sampler = Sampler(kernels, one_by_one=config.deterministic)
         self._info = self._describe(config, source, kernels.name, started)
 
@@ -110,7 +113,9 @@ class ModelRunner:
         try:
             peak = peak_bytes(self._device, largest)
         finally:
-            self._caches = []
+            self._caches, self._rows = [], None
+        if self._keeps_rows:
+            peak += DecodeRows.nbytes(self._info.kv_bytes_per_block // self._block_size)
         return max(0, free_bytes(self._device) - peak)
 
     @torch.inference_mode()
@@ -122,6 +127,7 @@ class ModelRunner:
             torch.zeros(shape, dtype=self._dtype, device=self._device)
             for _ in range(config.num_layers)
         ]
+        self._rows = DecodeRows(self._caches) if self._keeps_rows else None
         if self._experts:
             self._experts.run.loads.clear()  # of the rounds that were run to measure memory
 
@@ -138,6 +144,7 @@ class ModelRunner:
             self._dtype,
             self._device,
             self._config.sliding_window,
+            self._rows,
         )
         with self._experts.round() if self._experts else contextlib.nullcontext():
             hidden = self._model.forward(data, self._caches)
@@ -205,7 +212,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """See Runner."""
-        self._caches = []
+        self._caches, self._rows = [], None
         if self._experts:
             self._experts.close()
 
@@ -239,6 +246,8 @@ class ModelRunner:
     def _scrub(self) -> None:
         """Values that are not finite must not reach the next owner of a block: a masked position
         has weight 0, and 0 times NaN is NaN."""
+        if self._rows:
+            self._rows.forget()
         for cache in self._caches:
             torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
 

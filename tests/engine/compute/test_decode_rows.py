@@ -1,0 +1,115 @@
+"""Kept rows beside the blocks they are copied from: random rounds of decodes that come and go."""
+
+from unittest import mock
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import dispatch
+from services.engine import input_metadata
+from services.engine.decode_rows import DecodeRows
+from services.engine.input_metadata import build_input
+from services.engine.runner import SequenceMetadata
+
+CPU = torch.device("cpu")
+HEADS, KV_HEADS, DIM, BLOCK, LAYERS, LONGEST = 4, 2, 8, 4, 2, 40
+KERNELS, REFERENCE = dispatch.load("torch"), dispatch.load("reference")
+
+
+class Rounds:
+    """Sequences with blocks of their own; every round is checked against the reference."""
+
+    def __init__(self, num_seqs: int) -> None:
+        blocks = LONGEST // BLOCK
+        count = num_seqs * blocks + 1
+        self.caches = [torch.randn(count, BLOCK, 2 * KV_HEADS, DIM) for _ in range(LAYERS)]
+        self.rows = DecodeRows(self.caches)
+        self.tables = [tuple(range(1 + i * blocks, 1 + (i + 1) * blocks)) for i in range(num_seqs)]
+        self.lengths = [0] * num_seqs
+        self.ids = list(range(num_seqs))
+        self.joined = 0
+
+    def prefill(self, seat: int, length: int) -> None:
+        """Another sequence takes the seat's blocks and brings a history with it."""
+        self.ids[seat] += len(self.ids)
+        self.lengths[seat] = length
+        for cache in self.caches:
+            cache[list(self.tables[seat])] = torch.randn(len(self.tables[seat]), *cache.shape[1:])
+
+    def decode(self, seats: list[int], window: int) -> None:
+        seats = [seat for seat in seats if self.lengths[seat] < LONGEST]
+        if not seats:
+            return
+        batch = [
+            SequenceMetadata(self.ids[s], self.lengths[s], (1,), None, self.tables[s], sample=True)
+            for s in seats
+        ]
+        data = build_input(batch, None, BLOCK, torch.float32, CPU, window, self.rows)
+        assert data.groups[0].kept is not None
+        self.joined += len(data.groups[0].kept.joined)
+        for cache, groups in zip(self.caches, (data.groups, data.window_groups), strict=True):
+            q = torch.randn(len(seats), HEADS, DIM)
+            kv = torch.randn(len(seats), 2 * KV_HEADS, DIM)
+            KERNELS.kv_write(cache, kv, data.slots)
+            for group in groups:
+                own = (q[group.rows], kv[group.rows], cache, group)
+                torch.testing.assert_close(KERNELS.attention(*own), REFERENCE.attention(*own))
+        for seat in seats:
+            self.lengths[seat] += 1
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["decode", "decode", "decode", "prefill", "forget"]),
+        st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True),
+        st.integers(0, LONGEST - 1),
+    ),
+    min_size=3,
+    max_size=16,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(actions=ACTIONS, window=st.sampled_from([0, 0, 7]), kept=st.sampled_from([8192, 60]))
+def test_decodes_read_what_their_blocks_hold(
+    actions: list[tuple[str, list[int], int]], window: int, kept: int
+) -> None:
+    rounds = Rounds(6)
+    with mock.patch.object(input_metadata, "GATHERED", kept):
+        for name, seats, length in actions:
+            if name == "prefill":
+                rounds.prefill(seats[0], length)
+            elif name == "forget":
+                rounds.rows.forget()
+            else:
+                rounds.decode(seats, window)
+
+
+def test_who_stays_is_never_copied_again() -> None:
+    rounds = Rounds(4)
+    for seat in range(4):
+        rounds.prefill(seat, 10 + seat)
+    rounds.decode([0, 1, 2, 3], 0)
+    assert rounds.joined == 4
+    for seats in ([3, 2, 1, 0], [0, 1, 2, 3], [0, 1, 3, 2]):
+        rounds.decode(seats, 0)
+    assert rounds.joined == 4
+    rounds.prefill(1, 20)
+    rounds.decode([0, 1, 2, 3], 0)
+    assert rounds.joined == 5
+
+
+def test_rows_grow_with_what_they_hold_and_stay_within_their_bound() -> None:
+    cache = torch.zeros(2000, 32, 2 * KV_HEADS, DIM)
+    rows = DecodeRows([cache])
+    table = tuple(range(1, 300))
+    for count, start in ((1, 5), (3, 255), (3, 256), (33, 240), (1, 8000)):
+        batch = [SequenceMetadata(i, start, (1,), None, table, sample=True) for i in range(count)]
+        _, kept = rows.seat(batch)
+        (store,) = kept.stores.values()
+        assert store.shape[1] >= count
+        assert store.shape[3] > start
+        per_position = 2 * KV_HEADS * DIM * 4
+        assert store.nbytes <= DecodeRows.nbytes(per_position) + 512 * per_position * count
+        assert len(set(kept.slots.tolist())) == count * 2 * KV_HEADS
