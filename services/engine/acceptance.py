@@ -52,15 +52,14 @@ def sampling_row(seq: Sequence) -> SamplingRow:
         return _DEAD_ROW
     request = seq.request
     params = request.params
-    history = _needs_history(params)
-    num_prompt = seq.num_prompt
+    tokens, history = seq.tokens, _needs_history(params)
     return SamplingRow(
         params,
         params.seed or 0,
         seq.choice,
-        len(seq.tokens),
+        len(tokens),
         request.prompt if history else (),
-        tuple(seq.tokens[num_prompt:]) if history else (),
+        tuple(tokens[seq.num_prompt :]) if history else (),
         _forbidden(seq),
         None if seq.matcher is None else seq.matcher.mask,
     )

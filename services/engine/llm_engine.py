@@ -340,10 +340,9 @@ class LLMEngine:
     def _emit(
         self, seq: Sequence, token: SampledToken | None, reason: str | None, matched: int | None
     ) -> None:
-        told = self._result.tell(seq, token, reason, matched)
-        if told.first:
+        if self._result.tell(seq, token, reason, matched):
             self._mark(seq.request, "collect", choice=seq.choice, first=1)
-        if told.last:
+        if reason is not None:
             self._mark(seq.request, "collect", choice=seq.choice, end=1, tokens=seq.num_output)
 
     def _fail(self, request: Request, failure: Failure) -> None:

@@ -2,18 +2,20 @@
 
 `ModelRunner` (torch) and `FakeRunner` (arithmetic, for tests and load simulation) both serve it.
 All methods but `describe` run on the worker's one thread, which plays the part of a device stream:
-calls run in the order in which they were handed over.
+calls run in the order in which they were handed over. Records of which a round makes hundreds are
+msgspec structs: one is made in a fraction of a frozen dataclass's time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from services.engine.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceMetadata:
+class SequenceMetadata(msgspec.Struct, frozen=True):
     """One sequence's part in one round; frozen, made by the scheduler."""
 
     seq_id: int
@@ -46,8 +48,7 @@ class SequenceMetadata:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(msgspec.Struct, frozen=True):
     """What the sampler needs of one sequence that draws a token this round.
 
     Made after the previous round's tokens are known, so history and mask are exact.
@@ -67,8 +68,7 @@ class SamplingRow:
     """int32 words of a grammar's allowed ids, one bit each, or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()

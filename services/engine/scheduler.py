@@ -109,7 +109,7 @@ class Scheduler:
         """End a sequence in any state; its blocks go back when no launched round needs them."""
         queue = self._running if seq.status is SequenceStatus.RUNNING else self._waiting
         queue.remove(seq)
-        seq.status = status
+        seq.end(status)
         self._tenants.leave(seq.request.tenant)
         self._cache.retire(seq, released)
 
@@ -238,8 +238,9 @@ class Scheduler:
     def _computed_parent(seq: Sequence) -> Sequence | None:
         """The choice whose prompt it can share, if that holds all of it."""
         parent = seq.fork_of
-        computed = parent is not None and parent.block_table
-        return parent if computed and parent.num_computed >= seq.num_prompt else None
+        if parent is None or not parent.block_table or parent.num_computed < seq.num_prompt:
+            return None
+        return parent
 
     def _take_chunk(self, seq: Sequence, share: PrefillShare, builder: RoundBuilder) -> None:
         remaining = seq.remaining

@@ -36,7 +36,7 @@ class Matcher(Protocol):
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is in its life; the last four are final."""
+    """Where a sequence is in its life; the last four are final, and then `finished` is set."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -91,6 +91,7 @@ class Sequence:
         "blocked_at",
         "capacity",
         "choice",
+        "finished",
         "fork_of",
         "hashes",
         "inflight",
@@ -128,6 +129,8 @@ class Sequence:
         """Tokens of the prompt and of a continuation: they are not told again."""
         self.max_length = request.max_length
         self.status = SequenceStatus.WAITING
+        self.finished = False
+        """Whether the status is one of the final ones; asked too often to be worked out."""
         self.num_computed = 0
         """Positions submitted: their keys and values are written, or will be by launched rounds."""
         self.inflight = 0
@@ -159,10 +162,10 @@ class Sequence:
         self.prompt_logprobs_next = 0 if wanted else self.num_prompt
         """First prompt position whose prediction is still to be asked for."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether it has ended, for whatever reason."""
-        return self.status not in (SequenceStatus.WAITING, SequenceStatus.RUNNING)
+    def end(self, status: SequenceStatus) -> None:
+        """It is over, for whatever reason."""
+        self.status = status
+        self.finished = True
 
     @property
     def num_output(self) -> int:

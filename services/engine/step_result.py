@@ -1,20 +1,11 @@
 """What a round has to tell: tokens, ends, failures and marks, gathered until `step` returns."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from services.engine.messages import ChoiceOutput, Mark, RequestFailure, TokenLogprobs
 from services.engine.runner import SampledToken, SamplerOutput
 from services.engine.scheduler_outputs import SchedulerOutputs
 from services.engine.sequence import Sequence
-
-
-class Told(NamedTuple):
-    """What one token of a choice means to its reader."""
-
-    first: bool
-    """The first token that this engine gave."""
-    last: bool
 
 
 @dataclass(slots=True)
@@ -29,11 +20,11 @@ class StepResult:
 
     def tell(
         self, seq: Sequence, token: SampledToken | None, reason: str | None, matched: int | None
-    ) -> Told:
-        """One more token of a choice, its end, or both."""
+    ) -> bool:
+        """One more token of a choice, its end, or both; whether it is the first token."""
         request = seq.request
         first = token is not None and len(seq.tokens) == seq.num_initial + 1
-        logprobs = [_logprobs(token)] if token is not None and request.params.logprobs else []
+        logprobs = [_logprobs(token)] if request.params.logprobs and token is not None else []
         self.outputs.append(
             ChoiceOutput(
                 request.key,
@@ -46,7 +37,7 @@ class StepResult:
                 seq.prompt_logprobs if first else [],
             )
         )
-        return Told(first, reason is not None)
+        return first
 
 
 def keep_prompt_logprobs(plan: SchedulerOutputs, output: SamplerOutput) -> None:

@@ -162,3 +162,19 @@ def test_a_choice_of_many_and_a_constraint_free_seed_survive_being_preempted(mak
             driver.step()
     driver.run().check_all()
     assert set(preempted(driver)) == {"many"}
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 5])
+def test_one_that_made_way_can_be_cancelled_at_any_time(make_driver, rounds):
+    driver = make_driver(QUIET, policy="priority", max_num_seqs=2)
+    driver.add("low", range(1, 30), n=2, temperature=1.0, max_tokens=100, ignore_eos=True)
+    for _ in range(5):
+        driver.step()
+    driver.add("urgent", range(31, 50), n=2, priority=1, max_tokens=20, ignore_eos=True)
+    while not preempted(driver):
+        driver.step()
+    for _ in range(rounds):
+        driver.step()
+    assert driver.abort("low")
+    driver.run().check_all()
+    assert not any(name[0] == "low" for name in driver.reasons)
