@@ -20,7 +20,7 @@ from inferfleet.cli.supervisor.state_dir import StateDir
 from inferfleet.cli.table import table
 from services.common.config import ConfigError
 from services.common.etcd import Etcd
-from services.common.model_alias import MODELS_PREFIX, AliasRecord, Target
+from services.common.model_alias import AliasRecord, Target
 from services.common.rpc import Membership
 from services.common.service_config import ServiceConfig
 
@@ -62,12 +62,13 @@ async def _set(args: argparse.Namespace, etcd: Etcd) -> int:
     if args.delete:
         if args.targets:
             raise CliError("set --delete takes no targets", 2)
-        if not await etcd.delete(MODELS_PREFIX + args.alias):
-            raise CliError(f"there is no record of {args.alias}", NOTHING_THERE)
+        await change(etcd, args.alias, _nothing, author=_author(args), if_version=args.if_version)
         print(f"{args.alias}: the record is gone; load decides among the revisions of a model")
         return 0
     known = await read(etcd)
     targets = [_weighted(known, text) for text in args.targets]
+    if not targets:
+        raise CliError("set: name at least one MODEL@REVISION, or --delete", 2)
     return await _write(args, etcd, lambda old: targets)
 
 
@@ -181,9 +182,20 @@ def _weighted(known: Known, text: str) -> Target:
     raise CliError(f"{text}: {weight!r} is not a weight", 2)
 
 
+def _nothing(old: AliasRecord | None) -> Sequence[Target]:
+    if old is None:
+        raise CliError("there is no record of this name", NOTHING_THERE)
+    return ()
+
+
+def _author(args: argparse.Namespace) -> str:
+    return args.author or f"{getpass.getuser()}@{socket.gethostname()}"
+
+
 async def _write(args: argparse.Namespace, etcd: Etcd, targets: Any) -> int:
-    author = args.author or f"{getpass.getuser()}@{socket.gethostname()}"
-    record = await change(etcd, args.alias, targets, author=author, if_version=args.if_version)
+    record = await change(
+        etcd, args.alias, targets, author=_author(args), if_version=args.if_version
+    )
     print(f"{args.alias}, version {record.version}:")
     for (model, revision), share in record.shares.items():
         print(f"  {share:7.2%}  {model}@{revision}")
@@ -210,6 +222,8 @@ def _membership(args: argparse.Namespace) -> Membership:
 def _rows(known: Known) -> list[tuple[str, str, int, str, str]]:
     rows = []
     for name, alias in known.aliases.items():
+        if alias.record is not None and alias.record.deleted:
+            continue
         shares = alias.record.shares if alias.record is not None else {}
         for (model, revision), share in shares.items():
             engines = known.revisions.get((model, revision), [])
@@ -217,7 +231,7 @@ def _rows(known: Known) -> list[tuple[str, str, int, str, str]]:
             target = f"{model}@{revision}"
             rows.append((name, target, _taking(engines), f"{share:.2%}", version))
     for (model, revision), engines in known.revisions.items():
-        if model not in known.aliases:
+        if model not in known.named:
             rows.append((model, f"{model}@{revision}", _taking(engines), "by load", ""))
     return rows
 

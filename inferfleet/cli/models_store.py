@@ -45,6 +45,15 @@ class Known:
     """host:port of the balancers' operators' services."""
 
     @property
+    def named(self) -> set[str]:
+        """Names whose requests are shared out by a record."""
+        return {
+            name
+            for name, alias in self.aliases.items()
+            if alias.record is None or not alias.record.deleted
+        }
+
+    @property
     def revisions(self) -> dict[tuple[str, str], list[engine_pb2.EngineInfo]]:
         """Engines by model and revision."""
         found: dict[tuple[str, str], list[engine_pb2.EngineInfo]] = {}
@@ -104,21 +113,24 @@ async def change(
     """Write a name's next record by compare-and-swap.
 
     Args:
-        targets_of: the new targets, from the record as it stands (None: there is none).
+        targets_of: the new targets, from the record as it stands (None: there is none); none at all
+            delete the record.
 
     Raises:
         CliError: it would not be a good record, or somebody else wrote one meanwhile.
     """
     known = await read(etcd)
     alias = known.aliases.get(name)
-    old = None if alias is None else alias.record
-    version = 0 if old is None else old.version
+    last = None if alias is None else alias.record
+    version = 0 if last is None else last.version
+    old = None if last is None or last.deleted else last
     if if_version is not None and if_version != version:
         raise CliError(f"{name} is at version {version}, not {if_version}", CONFLICT)
     targets = tuple(targets_of(old))
     try:
         check_alias(name)
-        check_targets(targets)
+        if targets:
+            check_targets(targets)
     except AliasError as error:
         raise CliError(str(error), 2) from error
     record = AliasRecord(
@@ -127,6 +139,7 @@ async def change(
         previous=() if old is None else old.targets,
         author=author,
         updated_unix_ms=int(time.time() * 1000),
+        deleted=not targets,
     )
     mod_revision = 0 if alias is None else alias.mod_revision
     key = MODELS_PREFIX + name

@@ -46,11 +46,13 @@ class AliasRecord:
     """The targets of the version before, for a rollback."""
     author: str = ""
     updated_unix_ms: int = 0
+    deleted: bool = False
+    """Taken away on purpose; a key that is merely gone was lost and is written again."""
 
     @property
     def shares(self) -> Mapping[tuple[str, str], float]:
         """Share of new requests, 0 to 1, by model and revision."""
-        total = sum(target.weight for target in self.targets)
+        total = sum(target.weight for target in self.targets) or 1.0
         return {target.key: target.weight / total for target in self.targets}
 
     def to_json(self) -> bytes:
@@ -82,19 +84,22 @@ def parse_record(value: bytes) -> AliasRecord:
         raise AliasError(f"not JSON: {error}") from error
     if not isinstance(record, dict):
         raise AliasError("not a JSON object")
-    version = record.get("version", 1)
+    version, deleted = record.get("version", 1), record.get("deleted", False)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise AliasError(f"version: {version!r} is not a whole number above 0")
     author, updated = record.get("author", ""), record.get("updated_unix_ms", 0)
+    if not isinstance(deleted, bool):
+        raise AliasError(f"deleted: {deleted!r} is neither true nor false")
     if not isinstance(author, str) or not isinstance(updated, int):
         raise AliasError("author, updated_unix_ms: must be a text and a number")
     previous = record.get("previous") or []
     return AliasRecord(
-        targets=_targets("targets", record.get("targets")),
+        targets=() if deleted else _targets("targets", record.get("targets")),
         version=version,
         previous=_targets("previous", previous) if previous else (),
         author=author,
         updated_unix_ms=updated,
+        deleted=deleted,
     )
 
 

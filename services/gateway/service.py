@@ -202,6 +202,8 @@ class GatewayService:
 
     async def _models_changed(self) -> None:
         self._texts.prefetch((*self._catalog.models, *self._catalog.revisions))
+        if self._etcd is not None:
+            await self._catalog.table.restore(self._etcd)
 
     async def _follow_balancers(self, view: RegistryView) -> None:
         version = 0

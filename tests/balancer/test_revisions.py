@@ -238,6 +238,26 @@ async def test_a_bad_record_is_refused_and_the_last_good_one_stays(fleet, capsys
     assert await engine_of(fleet.stub(0).Generate(request("chat", 2))) == f"engine-{NEW}"
 
 
+async def test_an_emptied_store_gets_its_records_again(fleet):
+    await fleet.command("set", "chat", f"{MODEL}@{NEW}")
+    await fleet.until_version("chat", 1)
+    key = MODELS_PREFIX + "chat"
+    kept = await fleet.etcd.get(key)
+    await fleet.etcd.delete(key)
+    back, end = None, time.monotonic() + 40
+    while back is None:
+        assert time.monotonic() < end, "nobody wrote it again"
+        await asyncio.sleep(0.02)
+        back = await fleet.etcd.get(key)
+    assert back.value == kept.value
+    assert await engine_of(fleet.stub(0).Generate(request("chat", 1))) == f"engine-{NEW}"
+    await fleet.command("set", "chat", "--delete")
+    await until(lambda: all("chat" not in table.records for table in fleet.tables()))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await engine_of(fleet.stub(0).Generate(request("chat", 2)))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 async def test_commands_teach_and_refuse(fleet, capsys):
     command = fleet.command
     assert await command("set", "chat", f"{MODEL}@r") == 2, "two revisions begin so"

@@ -102,6 +102,7 @@ GOOD = {"model": "m", "revision": "r", "weight": 1}
         ({"targets": [GOOD], "version": "2"}, "version"),
         ({"targets": [GOOD], "previous": [{}]}, "previous[0].model"),
         ({"targets": [GOOD], "author": 3}, "author"),
+        ({"targets": [GOOD], "deleted": 1}, "deleted"),
     ],
 )
 def test_a_bad_record_is_refused_by_field(value, field):

@@ -191,7 +191,7 @@ def test_an_alias_of_the_models_own_name_comes_first(weighted, records):
     assert [(one.name, one.view.revision) for one in weighted.listed] == [("m", "r2")]
 
 
-def test_the_last_good_record_stays_until_the_key_goes(weighted, records):
+def test_the_last_good_record_stays_until_it_is_deleted_on_purpose(weighted, records):
     key = MODELS_PREFIX + "chat"
     records.keys = {key: b"{", MODELS_PREFIX + "a b": record(("m", "r1", 1))}
     weighted.refresh()
@@ -200,6 +200,9 @@ def test_the_last_good_record_stays_until_the_key_goes(weighted, records):
     records.keys = {}
     weighted.refresh()
     assert not weighted.table.problems
+    assert weighted.find("chat", "k").name == "m", "an emptied store deletes nothing"
+    records.keys = {key: b'{"version": 2, "deleted": true}'}
+    weighted.refresh()
     with pytest.raises(NotFoundError):
         weighted.find("chat", "k")
 
