@@ -133,18 +133,19 @@ def choose(
     Weighted rendezvous hashing: the shares are as the weights say, a key keeps its target while
     weights stay, and when one weight grows, keys move to that target only.
     """
-    best: tuple[float, Target] | None = None
+    best: tuple[float, tuple[str, str], Target] | None = None
     for target in targets:
         if target.weight <= 0 or not usable(target):
             continue
         text = "\0".join((alias, key, target.model, target.revision))
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        uniform = (int.from_bytes(digest, "big") + 0.5) / 2.0**64
-        # Of exponential clocks with these rates, the first to ring is each with its share.
-        rings_at = -math.log(uniform) / target.weight
-        if best is None or rings_at < best[0]:
-            best = rings_at, target
-    return None if best is None else best[1]
+        uniform = (int.from_bytes(digest[:6], "big") + 0.5) / 2.0**48
+        # Of exponential clocks with these rates, the first to ring is each with its share; as
+        # logarithms, so that no weight is too small or too large.
+        rings_at = math.log(-math.log(uniform)) - math.log(target.weight)
+        if best is None or (rings_at, target.key) < best[:2]:
+            best = rings_at, target.key, target
+    return None if best is None else best[2]
 
 
 def _targets(field: str, value: Any) -> tuple[Target, ...]:
