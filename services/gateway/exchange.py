@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -252,8 +253,10 @@ class Exchange:
 
     async def _open(self) -> None:
         self._deadline_s = time.monotonic() + self._timeout_s
-        about = {"model": self._request.model[:128], "asked": asked_of(self._request)}
         caller, audit = self._caller, self._rooms.audit
+        about: dict[str, Any] = {}
+        if audit.on:
+            about = {"model": self._request.model[:128], "asked": asked_of(self._request)}
         try:
             self._admitted = await self._let_in()
         except BaseException as error:

@@ -89,9 +89,10 @@ class SharedCounts:
 
     async def beat(self, running: Running) -> None:
         """Say that this gateway lives and what it runs; finds out whether Redis is back."""
-        limit_s = BEAT_TIMEOUT_S if self.available else self._timeout_s
+        longest_s = max(BEAT_TIMEOUT_S, self._timeout_s)
+        limit_s = longest_s if self.available else self._timeout_s
         try:
-            async with asyncio.timeout(BEAT_TIMEOUT_S):
+            async with asyncio.timeout(longest_s):
                 began = time.monotonic()
                 beat = self._scripts["beat"]
                 alive = await beat([f"{self._prefix}:gateways"], [self._gateway, LEASE_S])

@@ -44,6 +44,11 @@ class Audit:
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
 
+    @property
+    def on(self) -> bool:
+        """Whether anybody reads it: the size of a large request takes time to tell."""
+        return self._sink is not None
+
     def allowed(
         self, method: str, who: Identity, peer: str, request_id: str = "", **more: Any
     ) -> None:
