@@ -162,17 +162,11 @@ def _matches(built: Built, text: str) -> bool:
 
 def _problem(validator: Any, answer: str) -> str:
     try:
-        value = json.loads(answer, object_pairs_hook=_once)
+        value = json.loads(answer)
     except ValueError as error:
         return f"no JSON: {error}"
     errors = [str(error.message) for error in validator.iter_errors(value)]
     return errors[0][:200] if errors else ""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a name twice")
-    return dict(pairs)
 
 
 def files_of(root: Path, draft: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
