@@ -34,7 +34,11 @@ class DrainRate:
 
 
 class ServiceTime:
-    """Seconds that an engine has a request, in proportion to the output expected of it."""
+    """Seconds that an engine has a request: the mean of late, or less if less output is expected.
+
+    Never more than the mean: answers of one token that waited for a long prompt say nothing of what
+    a token costs, and a request must not be refused for what is only guessed.
+    """
 
     _KEPT = 0.98
     """Of what was known, at each new end: about the last 50 count."""
@@ -42,12 +46,17 @@ class ServiceTime:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._tokens = 0.0
+        self._count = 0.0
 
     def served(self, seconds: float, expected_output: int) -> None:
         """One request was answered to its end."""
         self._seconds = self._seconds * self._KEPT + seconds
         self._tokens = self._tokens * self._KEPT + expected_output
+        self._count = self._count * self._KEPT + 1.0
 
     def of(self, expected_output: int) -> float:
         """What a request is likely to take; 0 before the first."""
-        return self._seconds / self._tokens * expected_output if self._tokens else 0.0
+        if not self._tokens:
+            return 0.0
+        mean_s, mean_tokens = self._seconds / self._count, self._tokens / self._count
+        return mean_s * min(expected_output / mean_tokens, 1.0)

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from services.balancer.admission import Admission
-from services.balancer.drain_rate import DrainRate
+from services.balancer.drain_rate import DrainRate, ServiceTime
 from services.balancer.engine_view import Asked, EngineState, EngineView
 from services.common import errors
 
@@ -340,3 +340,15 @@ async def test_a_tenant_with_little_waiting_is_not_judged_by_the_others_queue():
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+def test_short_answers_after_long_prompts_say_nothing_of_long_answers():
+    times = ServiceTime()
+    assert times.of(128) == 0.0
+    for _ in range(100):
+        times.served(2.0, 1)
+    assert times.of(1) == times.of(128) == pytest.approx(2.0)
+    for _ in range(500):
+        times.served(4.0, 100)
+    assert times.of(100) == pytest.approx(4.0, rel=0.01)
+    assert times.of(50) == pytest.approx(2.0, rel=0.01)
