@@ -13,7 +13,7 @@ ETCD = {"endpoints": ["etcd:2379"]}
         ({"gatway": {}}, "gatway"),
         ({"gateway": {"config": {"request_timeout": 3}}}, "/gateway/config.*request_timeout"),
         ({"gateway": {"config": {"port": 1}}}, "/gateway/config.*port"),
-        ({"balancer": {"config": {"policy": "fastest"}}}, "/balancer/config/policy"),
+        ({"balancer": {"config": {"carry_on": "sometimes"}}}, "/balancer/config/carry_on"),
         ({"balancer": {"config": {"max_attempts": 0}}}, "/balancer/config/max_attempts"),
         ({"engines": [{"name": "a"}]}, "/engines/0.*model"),
         ({"engines": [ENGINE | {"config": {"dtype": "int3"}}]}, "/engines/0/config/dtype"),
