@@ -9,6 +9,7 @@ The same arguments write the same bytes on every machine. What such a model says
 import argparse
 from pathlib import Path
 
+from services.engine.loader.tiny_gguf import write_gguf
 from services.engine.loader.tiny_model import KINDS, TinyShape, write_tiny_model
 
 
@@ -23,11 +24,14 @@ def main() -> None:
         default = getattr(TinyShape(), name)
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, default=default, help=f"{text} (default {default})")
+    parser.add_argument("--gguf", metavar="KIND", help="as one GGUF file too: F32, F16, Q8_0 ...")
     args = vars(parser.parse_args())
-    folder = args.pop("folder")
+    folder, kind = args.pop("folder"), args.pop("gguf")
     try:
         write_tiny_model(folder, TinyShape(**args))
-    except ValueError as error:
+        if kind:
+            write_gguf(folder, folder / f"{folder.name}.{kind}.gguf", kind)
+    except (ValueError, KeyError) as error:
         parser.error(str(error))
     for path in sorted(folder.iterdir()):
         print(f"{path.stat().st_size:>10}  {path}")

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 
 from services.common.text.assets import TextAssets
 from services.engine.loader.gguf_splits import Split, find_split
-from services.engine.loader.spm_tokenizer import CONTROL, Pieces, add_special, spm_tokenizer
+from services.engine.loader.spm_tokenizer import CONTROL, NORMAL, Pieces, add_special, spm_tokenizer
 from services.engine.models.config import ModelFileError
 
 _AT = "tokenizer.ggml"
@@ -77,7 +77,8 @@ def _build(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokenizer, b
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str], split: Split) -> Tokenizer:
-    merges = [_pair(line) for line in _list(metadata, "merges")]
+    types = metadata.get(f"{_AT}.token_type", [])
+    merges = [_pair(line) for line in _merges(metadata, tokens, types)]
     vocab = {token: index for index, token in enumerate(tokens)}
     try:
         model = BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=split.whole_words)
@@ -86,8 +87,16 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], split: Split) ->
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = split.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    add_special(tokenizer, tokens, metadata.get(f"{_AT}.token_type", []))
+    add_special(tokenizer, tokens, types)
     return tokenizer
+
+
+def _merges(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[str]:
+    """The lines; writers leave an empty list out, as one of lone bytes is."""
+    learnt = (t for t, kind in zip(tokens, types, strict=False) if kind == NORMAL)
+    if f"{_AT}.merges" not in metadata and types and all(len(token) == 1 for token in learnt):
+        return []
+    return _list(metadata, "merges")
 
 
 def _pair(line: str) -> tuple[str, str]:

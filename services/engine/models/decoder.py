@@ -20,6 +20,8 @@ from services.engine.models.moe import RunExperts
 from services.engine.models.rope import turn_table
 from services.engine.models.weights import Taker
 
+_EMBEDDING = "model.embed_tokens.weight"
+
 
 class FeedForward(Protocol):
     """The second half of a layer."""
@@ -70,7 +72,7 @@ class Decoder:
         self._kernels = kernels
         self._experts = experts
         take = Taker(weights, dtype, device)
-        self._embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._embedding = take.rows(_EMBEDDING, config.vocab_size, config.hidden_size)
         self._layers = [self._pack_layer(take, index) for index in range(config.num_layers)]
         self._norm = take("model.norm.weight", config.hidden_size)
         self._head = kernels.pack(self._head_weight(take))
@@ -96,7 +98,7 @@ class Decoder:
         Returns:
             [T, hidden], before the last norm.
         """
-        x = self._embedding.index_select(0, data.token_ids)
+        x = self._embedding(data.token_ids)
         turns = self._turns.index_select(0, data.positions)
         for layer, cache in zip(self._layers, caches, strict=True):
             layer.attention.add_to(x, turns, data, cache)
@@ -133,5 +135,5 @@ class Decoder:
     def _head_weight(self, take: Taker) -> Tensor:
         if self.config.tie_embeddings:
             take.ignore("lm_head.weight")
-            return self._embedding
+            return take(_EMBEDDING, self.config.vocab_size, self.config.hidden_size)
         return take("lm_head.weight", self.config.vocab_size, self.config.hidden_size)

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from services.engine.config import EngineConfig
 from services.engine.known_models import find_model
 from services.engine.loader import load_model, load_text_assets
-from services.engine.loader.gguf_file import decode_tensor
 from services.engine.loader.gguf_header import read_header
+from services.engine.loader.gguf_weights import decode_tensor
 from services.engine.loader.tiny_model import write_tiny_model
 from services.engine.model_runner import ModelRunner
 from services.engine.models.config import ModelFileError
