@@ -168,7 +168,7 @@ class ChaosFleet:
         """SIGTERM, drain, and start again (with other code, if given); seconds until ready."""
         began = time.monotonic()
         old = self.children[name]
-        await old.stop(60.0)
+        await old.stop(150.0)
         if code is not None:
             self.shape.code[name] = code
         self.children[name] = self._child(name)
@@ -283,7 +283,7 @@ class ChaosFleet:
             "port": port,
             "fleet_token_file": str(self.root / "token"),
             "ready_file": str(self.root / f"{name}.ready"),
-            "drain_grace_s": "30",
+            "drain_grace_s": "120",
             **self._keys_of(kind, name),
             **self.shape.settings.get(kind, {}),
             **self.shape.settings.get(name, {}),
