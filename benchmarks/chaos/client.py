@@ -82,7 +82,7 @@ class Clients:
         self.may_break: Callable[[str, bool], bool] = lambda _, __: False
         """(gateway, whether the stream had begun) → whether its loss is to be repeated."""
         self.slowest = ""
-        """The case that moved last in `all_flow_since`."""
+        """Of the streams that had begun, the case that moved last in `all_flow_since`."""
         self.tokens_heard = 0
         """By all clients, ever."""
 
@@ -153,25 +153,33 @@ class Clients:
         """They may ask again."""
         self._may_repeat.set()
 
-    async def all_flow_since(
-        self, moment: float, limit_s: float, streams: Sequence[OpenStream] | None = None
-    ) -> float:
-        """Seconds from `moment` until each open stream has moved; limit_s if not all did."""
-        waiting = list(self.open if streams is None else streams)
-        silent = {stream for stream in waiting if not stream.heard}
-        last = 0.0
+    async def all_flow_since(self, moment: float, limit_s: float) -> tuple[float, float]:
+        """Wait until each stream that is open now has moved, or for `limit_s`.
+
+        Returns:
+            Seconds from `moment` until the last one did, of those that had begun and of those that
+            still waited for their first token; `limit_s` where one never did.
+        """
+        begun = {stream: stream.heard > 0 for stream in self.open}
+        waiting, last = set(begun), {True: 0.0, False: 0.0}
         while waiting and time.monotonic() < moment + limit_s:
-            still = []
-            for stream in waiting:
+            for stream in list(waiting):
                 moved = stream.moved_since(moment)
-                if moved is None:
-                    still.append(stream)
-                elif moved - moment > last:
-                    last = moved - moment
-                    self.slowest = stream.case + (" (not begun)" if stream in silent else "")
-            waiting = still
+                if moved is not None:
+                    waiting.discard(stream)
+                    self._note(stream, moved - moment, begun[stream], last)
             await asyncio.sleep(0.01)
-        return limit_s if waiting else last
+        for stream in waiting:
+            self._note(stream, limit_s, begun[stream], last)
+        return last[True], last[False]
+
+    def _note(
+        self, stream: OpenStream, seconds: float, begun: bool, last: dict[bool, float]
+    ) -> None:
+        if seconds > last[begun]:
+            last[begun] = seconds
+            if begun:
+                self.slowest = stream.case
 
     async def _work(self, cases: list[Case], gateway: int) -> None:
         for case in itertools.cycle(cases):

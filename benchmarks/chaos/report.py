@@ -25,6 +25,7 @@ _COLUMNS = (
     ("refused", 7),
     ("heal s p50", 10),
     ("max", 5),
+    ("first s", 7),
     ("whole s", 7),
 )
 
@@ -41,7 +42,7 @@ def line(row: Row) -> str:
     cells: list[object] = [row.scenario, row.rounds, counts.requests, counts.failed]
     cells += [counts.duplicated, counts.missing, counts.changed, counts.continuations]
     cells += [counts.repeated, counts.refused, f"{median(heal):.2f}", f"{max(heal):.2f}"]
-    cells.append(f"{row.whole_s:.1f}")
+    cells += [f"{max(row.first_s, default=0.0):.2f}", f"{row.whole_s:.1f}"]
     widths = [width for _, width in _COLUMNS]
     return " ".join(
         f"{cell:<{w}}" if w > 20 else f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True)
@@ -71,6 +72,7 @@ def _row(row: Row) -> dict[str, Any]:
         "rounds": row.rounds,
         **counts,
         "heal_s": [round(one, 3) for one in row.heal_s],
+        "first_s": [round(one, 3) for one in row.first_s],
         "heal_limit_s": row.heal_limit_s,
         "whole_s": round(row.whole_s, 2),
         "health_checks_not_serving": row.unhealthy,

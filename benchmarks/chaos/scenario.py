@@ -37,6 +37,9 @@ class Row:
     rounds: int = 0
     counts: Counts = field(default_factory=Counts)
     heal_s: list[float] = field(default_factory=list)
+    """Until the last stream that had begun moved again, by round."""
+    first_s: list[float] = field(default_factory=list)
+    """Until the last request that still waited got its first token, by round."""
     heal_limit_s: float = HEAL_LIMIT_S
     whole_s: float = 0.0
     """From the end of the fault until every process serves again."""
@@ -60,6 +63,8 @@ class Row:
         if not counts.requests:
             bad.append("no request was sent")
         slow = max(self.heal_s, default=0.0)
+        if max(self.first_s, default=0.0) >= FLOW_LIMIT_S:
+            bad.append(f"a request had no first token within {FLOW_LIMIT_S:g} s")
         if slow >= FLOW_LIMIT_S or (strict_times and slow > self.heal_limit_s):
             bad.append(f"healed in {slow:.1f} s, allowed {self.heal_limit_s:g}")
         return bad
@@ -119,7 +124,9 @@ class Stage:
 
     async def heal(self, row: Row, since: float) -> None:
         """Wait until all streams that are open move again, and note how long that took."""
-        row.heal_s.append(await self.clients.all_flow_since(since, FLOW_LIMIT_S))
+        heal, first = await self.clients.all_flow_since(since, FLOW_LIMIT_S)
+        row.heal_s.append(heal)
+        row.first_s.append(first)
         row.notes.setdefault("slowest", []).append(self.clients.slowest)
 
     async def whole_again(self, row: Row, since: float | None = None) -> None:
