@@ -13,8 +13,10 @@ from kernels.dispatch import KeptRows
 from services.engine.runner import SequenceMetadata
 
 POSITIONS = 8192
-"""Rows times positions of the longest that one round keeps; padding may take up to twice that."""
-_STEP = 256
+"""Rows times positions of the longest that one round keeps; spare rows may take as much again."""
+BYTES = 1 << 30
+"""Most that all stores may take, spare rows included: of large models fewer positions are kept."""
+_STEP = 128
 """Positions that a row grows by: all rows are copied anew then."""
 
 
@@ -28,6 +30,9 @@ class DecodeRows:
             caches: per layer, [blocks, block, 2 G, D].
         """
         self._caches = tuple(caches)
+        per_position = sum(cache[0, 0].nbytes for cache in caches)
+        self.positions = self.nbytes(per_position) // (2 * per_position)
+        """Bound of rows times positions of the longest, as `fits` counts them."""
         self._stores: dict[int, Tensor] = {}
         self._rows = self._capacity = 0
         self._seated: list[tuple[int, int, int]] = []
@@ -36,7 +41,11 @@ class DecodeRows:
     @staticmethod
     def nbytes(bytes_per_position: int) -> int:
         """Most that all stores take."""
-        return 2 * POSITIONS * bytes_per_position
+        return min(2 * POSITIONS * bytes_per_position, BYTES)
+
+    def fits(self, count: int, longest: int) -> bool:
+        """Whether so many sequences can be seated together."""
+        return count * _padded(longest) <= self.positions
 
     def forget(self) -> None:
         """Nothing that is kept may be used again."""
@@ -69,7 +78,7 @@ class DecodeRows:
             return
         self.forget()
         self._rows = 1 << (count - 1).bit_length()
-        self._capacity = -(-longest // _STEP) * _STEP
+        self._capacity = _padded(longest)
         self._seated = [(-1, 0, 0)] * self._rows
         for cache in self._caches:
             heads, dim = cache.shape[2] // 2, cache.shape[3]
@@ -91,3 +100,7 @@ class DecodeRows:
         ends = torch.tensor([seq.start for seq in seated]).view(-1, 1, 1)
         places = (sides * self._rows + rows) * heads + torch.arange(heads)
         return (places * self._capacity + ends).view(-1)
+
+
+def _padded(length: int) -> int:
+    return -(-length // _STEP) * _STEP

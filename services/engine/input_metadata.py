@@ -6,15 +6,16 @@ which tokens are drawn stays the batch's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.dispatch import AttentionGroup, KeptRows
-from services.engine.decode_rows import POSITIONS, DecodeRows
+from services.engine.decode_rows import DecodeRows
 from services.engine.runner import SequenceMetadata
 
-GATHERED = POSITIONS
+GATHERED = 8192
 """Positions, padding included, whose keys and values one call of decode attention copies together:
 bounds memory, keeps the copy in the cache, and keeps short sequences from padding to long ones."""
 
@@ -65,7 +66,7 @@ def build_input(
         rows: keeps keys and values of decodes, for kernels that read them.
     """
     ordered = sorted(batch, key=_place)
-    kept = _seat(ordered, rows) if rows is not None else None
+    seated = None if rows is None else _seat(ordered, rows)
     first_row = _first_rows(ordered)
     tokens = [token for seq in ordered for token in seq.token_ids]
     positions = [p for seq in ordered for p in range(seq.start, seq.seqlen_k)]
@@ -80,10 +81,12 @@ def build_input(
     token_ids = torch.tensor(tokens, dtype=torch.long).to(device)
     _fill_previous(token_ids, ordered, last_row, previous_tokens)
     sampled = [last_row[id(seq)] for seq in batch if seq.sample]
-    groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept))
+    groups = tuple(_groups(ordered, first_row, block_size, dtype, device, seated))
     window_groups = groups
     if window and any(seq.seqlen_k > window for seq in batch):
-        window_groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept, window))
+        window_groups = tuple(
+            _groups(ordered, first_row, block_size, dtype, device, seated, window)
+        )
     return InputMetadata(
         token_ids=token_ids,
         positions=torch.tensor(positions, dtype=torch.long).to(device),
@@ -95,14 +98,22 @@ def build_input(
     )
 
 
-def _seat(ordered: list[SequenceMetadata], rows: DecodeRows) -> KeptRows | None:
+class _Seated(NamedTuple):
+    kept: KeptRows
+    num_seqs: int
+    """How many sequences, the first ones of the round, are in it."""
+
+
+def _seat(ordered: list[SequenceMetadata], rows: DecodeRows) -> _Seated | None:
     """Bring the shortest decodes, as many as are kept, into the order of their kept rows."""
     single = [seq for seq in ordered if seq.seqlen_q == 1]
-    if not single:
+    count = 0
+    while count < len(single) and rows.fits(count + 1, single[count].seqlen_k):
+        count += 1
+    if not count:
         return None
-    count = len(_parts(single)[0])
     ordered[:count], kept = rows.seat(ordered[:count])
-    return kept
+    return _Seated(kept, count)
 
 
 def _first_rows(ordered: Sequence[SequenceMetadata]) -> list[int]:
@@ -136,17 +147,18 @@ def _groups(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    kept: KeptRows | None,
+    seated: _Seated | None,
     window: int = 0,
 ) -> list[AttentionGroup]:
     single = [seq for seq in ordered if seq.seqlen_q == 1]
     groups, row = [], 0
+    if seated is not None:
+        own, row = single[: seated.num_seqs], seated.num_seqs
+        groups.append(_decode_group(own, 0, block_size, dtype, device, window, seated.kept))
+    rest = single[row:]
     # Only the gathering sets of kernels need a bound; on a GPU all decodes attend in one call.
-    for part in _parts(single) if device.type == "cpu" else [single] if single else []:
-        group = _decode_group(
-            part, row, block_size, dtype, device, window, kept if row == 0 else None
-        )
-        groups.append(group)
+    for part in _parts(rest) if device.type == "cpu" else [rest] if rest else []:
+        groups.append(_decode_group(part, row, block_size, dtype, device, window))
         row += len(part)
     for seq, row in zip(ordered[len(single) :], first_row[len(single) :], strict=True):
         groups.append(_prefill_group(seq, row, block_size, dtype, device, window))
@@ -176,7 +188,7 @@ def _decode_group(
     dtype: torch.dtype,
     device: torch.device,
     window: int,
-    kept: KeptRows | None,
+    kept: KeptRows | None = None,
 ) -> AttentionGroup:
     counts = [-(-seq.seqlen_k // block_size) for seq in seqs]
     width = max(counts)

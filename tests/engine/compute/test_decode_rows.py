@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from services.engine import input_metadata
+from services.engine import decode_rows
 from services.engine.decode_rows import DecodeRows
 from services.engine.input_metadata import build_input
 from services.engine.runner import SequenceMetadata
@@ -46,8 +46,9 @@ class Rounds:
             for s in seats
         ]
         data = build_input(batch, None, BLOCK, torch.float32, CPU, window, self.rows)
-        assert data.groups[0].kept is not None
-        self.joined += len(data.groups[0].kept.joined)
+        kept = data.groups[0].kept
+        assert (kept is None) == (self.rows.positions < 128)
+        self.joined += len(kept.joined) if kept else 0
         for cache, groups in zip(self.caches, (data.groups, data.window_groups), strict=True):
             q = torch.randn(len(seats), HEADS, DIM)
             kv = torch.randn(len(seats), 2 * KV_HEADS, DIM)
@@ -71,12 +72,14 @@ ACTIONS = st.lists(
 
 
 @settings(max_examples=25, deadline=None)
-@given(actions=ACTIONS, window=st.sampled_from([0, 0, 7]), kept=st.sampled_from([8192, 60]))
+@given(
+    actions=ACTIONS, window=st.sampled_from([0, 0, 7]), kept=st.sampled_from([8192, 3 * 128, 100])
+)
 def test_decodes_read_what_their_blocks_hold(
     actions: list[tuple[str, list[int], int]], window: int, kept: int
 ) -> None:
-    rounds = Rounds(6)
-    with mock.patch.object(input_metadata, "GATHERED", kept):
+    with mock.patch.object(decode_rows, "POSITIONS", kept):
+        rounds = Rounds(6)
         for name, seats, length in actions:
             if name == "prefill":
                 rounds.prefill(seats[0], length)
@@ -104,12 +107,26 @@ def test_rows_grow_with_what_they_hold_and_stay_within_their_bound() -> None:
     cache = torch.zeros(2000, 32, 2 * KV_HEADS, DIM)
     rows = DecodeRows([cache])
     table = tuple(range(1, 300))
-    for count, start in ((1, 5), (3, 255), (3, 256), (33, 240), (1, 8000)):
+    assert not rows.fits(65, 5)
+    assert not rows.fits(33, 240)
+    for count, start in ((1, 5), (3, 255), (3, 256), (32, 240), (64, 5), (1, 8000)):
+        assert rows.fits(count, start + 1)
         batch = [SequenceMetadata(i, start, (1,), None, table, sample=True) for i in range(count)]
         _, kept = rows.seat(batch)
         (store,) = kept.stores.values()
         assert store.shape[1] >= count
         assert store.shape[3] > start
         per_position = 2 * KV_HEADS * DIM * 4
-        assert store.nbytes <= DecodeRows.nbytes(per_position) + 512 * per_position * count
+        assert store.nbytes <= DecodeRows.nbytes(per_position)
         assert len(set(kept.slots.tolist())) == count * 2 * KV_HEADS
+
+
+def test_a_large_model_keeps_fewer_positions() -> None:
+    cache = torch.zeros(2, 1, 2 * 8, 128)
+    layers = [cache] * 64
+    rows = DecodeRows(layers)
+    per_position = 64 * 16 * 128 * 4
+    assert DecodeRows.nbytes(per_position) == decode_rows.BYTES
+    assert rows.positions == decode_rows.BYTES // (2 * per_position) < decode_rows.POSITIONS
+    small = DecodeRows([torch.zeros(2, 1, 2, 8)])
+    assert small.positions == decode_rows.POSITIONS
