@@ -17,6 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
+from services.common.ending import ended
 from services.common.redis_tls import read_files_anew
 from services.kvcache.primaries import Finder, parse
 
@@ -100,8 +101,7 @@ class Link:
         """Close all connections; idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+            await ended(task)
         self._available = False
         await self._finder.close()
         for client in self._clients.values():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from inferfleet.v1 import inference_pb2
+from services.common.ending import ended
 from services.gateway.keys_file import Identity
 from services.gateway.quota.local import LocalCounts
 from services.gateway.quota.shared import BEAT_S, CountsAwayError, Running, SharedCounts
@@ -96,8 +97,7 @@ class Quotas:
             await asyncio.wait(pending, timeout=STOP_S)
         beats, self._beats = self._beats, None
         if beats is not None:
-            beats.cancel()
-            await asyncio.wait({beats})
+            await ended(beats)
         if self._shared is not None:
             await self._shared.close()
 

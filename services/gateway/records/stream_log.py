@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
+from services.common.ending import ended
+
 log = logging.getLogger(__name__)
 
 QUEUED = 10_000
@@ -61,8 +63,7 @@ class StreamLog:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._queue.join()
-        task.cancel()
-        await asyncio.wait({task})
+        await ended(task)
         if not self._queue.empty():
             self._lost(self._queue.qsize())
         with contextlib.suppress(*_PASS_ON):
