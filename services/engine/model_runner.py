@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ from services.engine.sampler import Sampler, token_logprobs
 from services.engine.sampling_inputs import build_sampling
 from services.engine.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from services.engine.tensor_parallel.shard import Shard
+
 PROMPT_LOGPROB_ROWS = 64
 """Rows of a prompt whose logits exist at one time."""
 
@@ -48,28 +52,40 @@ class Hidden:
 class ModelRunner:
     """Serves `services.engine.runner.Runner` with torch; loads the model when constructed."""
 
-    def __init__(self, config: EngineConfig, source: ModelSource | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: ModelSource | None = None,
+        shard: "Shard | None" = None,
+    ) -> None:
         """Load the model.
 
         Args:
             source: an already loaded model instead of `config.model`.
+            shard: the part of the model to hold; None: all of it.
 
         Raises:
             ModelFileError: files that cannot be served.
             ConfigError: a device or number format that does not work here.
         """
         started = time.perf_counter()
+        self._caches: list[Tensor] = []
+        self._experts: ExpertLeader | None = None
         self._device = _device(config)
+        if shard is not None and self._device.type == "cuda":
+            self._device = torch.device("cuda", shard.rank)
         use_threads(config)
         source = source or load_model(config.model)
+        if shard is not None:
+            source = shard.part_of(source)
         self._config = source.config
         self._block_size = config.block_size
         self._dtype = TORCH_DTYPES[config.dtype]
         if config.dtype == "int8" and source.config.moe:
             raise ConfigError("dtype=int8: models with experts are not served in it")
         kernels = _kernels(config, self._device)
-        self._caches: list[Tensor] = []
-        self._experts: ExpertLeader | None = None
+        if shard is not None:
+            kernels = shard.kernels(kernels)
         try:
             self._experts = self._start_experts(config, source, kernels)
             self._model = MODELS[source.config.architecture](
@@ -91,6 +107,11 @@ class ModelRunner:
         self._rows: DecodeRows | None = None
         self._sampler = Sampler(kernels, one_by_one=config.deterministic)
         self._info = self._describe(config, source, kernels.name, started)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._device
 
     def describe(self) -> RunnerInfo:
         """See Runner."""
@@ -137,9 +158,22 @@ class ModelRunner:
     ) -> object:
         """See Runner; the head runs here, so that logits are ready when masks are."""
         drawn = previous.device_tokens if previous else None
+        hidden, data = self.forward(batch, drawn if isinstance(drawn, Tensor) else None)
+        logits = self._model.logits(hidden.index_select(0, data.sampled_rows))
+        return Hidden(logits, self._prompt_logprobs(hidden, data))
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: Sequence[SequenceMetadata], drawn: Tensor | None
+    ) -> tuple[Tensor, InputMetadata]:
+        """All layers of one round: hidden states [T, hidden] and what the rows are.
+
+        Args:
+            drawn: tokens of the round before, one a row, for sequences with `prev_row`.
+        """
         data = build_input(
             batch,
-            drawn if isinstance(drawn, Tensor) else None,
+            drawn,
             self._block_size,
             self._dtype,
             self._device,
@@ -147,9 +181,7 @@ class ModelRunner:
             self._rows,
         )
         with self._experts.round() if self._experts else contextlib.nullcontext():
-            hidden = self._model.forward(data, self._caches)
-        logits = self._model.logits(hidden.index_select(0, data.sampled_rows))
-        return Hidden(logits, self._prompt_logprobs(hidden, data))
+            return self._model.forward(data, self._caches), data
 
     @torch.inference_mode()
     def execute_sample(
@@ -162,7 +194,7 @@ class ModelRunner:
             return SamplerOutput(step, (), None, hidden.prompt)
         draw = self._sampler(hidden.logits, build_sampling(rows, self._device))
         if draw.nan_rows:
-            self._scrub()
+            self.scrub()
         return SamplerOutput(
             step=step,
             tokens=draw.tokens,
@@ -243,7 +275,7 @@ class ModelRunner:
             entries += token_logprobs(logits, own.targets[part], own.top)
         return tuple(entries)
 
-    def _scrub(self) -> None:
+    def scrub(self) -> None:
         """Values that are not finite must not reach the next owner of a block: a masked position
         has weight 0, and 0 times NaN is NaN."""
         if self._rows:
