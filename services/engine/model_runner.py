@@ -15,6 +15,7 @@ from services.engine.config import EngineConfig
 from services.engine.decode_rows import DecodeRows
 from services.engine.expert_parallel.leader import ExpertLeader, expert_shape
 from services.engine.input_metadata import InputMetadata, PromptRows, build_input
+from services.engine.known_models import find_model
 from services.engine.loader import ModelSource, load_model
 from services.engine.memory import free_bytes, peak_bytes
 from services.engine.models.expert_weights import ExpertWeights
@@ -256,6 +257,8 @@ class ModelRunner:
             if config.expert_parallel > 1 or config.redundant_experts:
                 raise ConfigError("expert_parallel, redundant_experts: the model has no experts")
             return None
+        if config.expert_parallel > 1 and find_model(config.model).path.is_file():
+            raise ConfigError("expert_parallel: more than one rank reads a folder, not a GGUF file")
         if config.expert_parallel > 1 and self._device.type != "cpu":
             raise ConfigError("expert_parallel: more than one rank runs on device=cpu only")
         shape = expert_shape(config, model.moe)

@@ -5,7 +5,7 @@ the second (attention's output; down) by inputs, so a half needs one sum over ra
 norms and head are on every rank; the head is used on rank 0 alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,8 @@ from services.common.config import ConfigError
 from services.engine.config import EngineConfig
 from services.engine.loader import ModelSource
 from services.engine.models.config import ModelConfig
+from services.engine.models.rows import DenseRows, Rows
+from services.engine.models.weights import StoredWeights
 from services.engine.ranks.groups import Group, LoneGroup
 
 _BY_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -46,7 +48,7 @@ class Shard:
                 num_kv_heads=config.num_kv_heads // self.size,
                 intermediate_size=config.intermediate_size // self.size,
             ),
-            weights=self._slices(source.weights),
+            weights=_Slices(source.weights, self.rank, self.size),
         )
 
     def kernels(self, whole: Kernels) -> Kernels:
@@ -54,15 +56,33 @@ class Shard:
         name = f"{whole.name}-tp{self.size}"
         return replace(whole, name=name, spread=lambda linear: _Summed(linear, self))
 
-    def _slices(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: self._slice(name, tensor) for name, tensor in weights.items()}
 
-    def _slice(self, name: str, tensor: Tensor) -> Tensor:
+class _Slices(StoredWeights):
+    """A rank's part of each tensor, cut when it is asked for."""
+
+    def __init__(self, whole: Mapping[str, Tensor], rank: int, size: int) -> None:
+        self._whole = whole
+        self._rank = rank
+        self._size = size
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._whole[name]
         if name.split(".")[-2] in _BY_OUTPUT:
-            return tensor.chunk(self.size, 0)[self.rank]
+            return tensor.chunk(self._size, 0)[self._rank]
         if name.endswith(_BY_INPUT):
-            return tensor.chunk(self.size, 1)[self.rank].contiguous()
+            return tensor.chunk(self._size, 1)[self._rank].contiguous()
         return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def rows(self, name: str, dtype: torch.dtype) -> Rows:
+        if isinstance(self._whole, StoredWeights):
+            return self._whole.rows(name, dtype)
+        return DenseRows(self._whole[name].to(dtype))
 
 
 class _Summed:

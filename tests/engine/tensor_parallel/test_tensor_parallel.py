@@ -180,3 +180,13 @@ def test_experts_are_not_split_like_that(tmp_path: Path) -> None:
 def test_four_ranks_say_what_one_says(open_llm: Callable[..., LLM]) -> None:
     want, got = run(open_llm(), requests()), run(open_llm(tensor_parallel=4), requests())
     assert {k: v["ids"] for k, v in got.items()} == {k: v["ids"] for k, v in want.items()}
+
+
+@pytest.mark.verify
+def test_a_gguf_file_on_three_ranks(open_llm: Callable[..., LLM]) -> None:
+    """SmolLM2 has three key heads; its file is decoded tensor by tensor on each rank."""
+    fields = {"model": "smollm2-135m-instruct", "threads": 1, "num_blocks": 64}
+    asked = requests()[:2]
+    with LLM(**fields) as one, LLM(**fields, tensor_parallel=3) as three:
+        want, got = run(one, asked), run(three, asked)
+    assert {k: v["ids"] for k, v in got.items()} == {k: v["ids"] for k, v in want.items()}
