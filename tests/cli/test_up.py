@@ -90,7 +90,7 @@ def test_the_detached_process_is_told_so_and_how_to_stop_it(tmp_path):
             ["--set", "engine.threads=-1"],
             "engine: threads: must be at least 0, got '-1' (from flag",
         ),
-        (["--set", "balancer.policy=foo"], "balancer: policy: must be one of "),
+        (["--set", "balancer.policy=foo"], "balancer: policy: 'foo' is none of least_time, "),
         (["--set", "engine.nope=1"], "--set engine.nope=1: engine.nope: no such key\n"),
         (["--set", "engine-2.thraeds=1"], "engine-2.thraeds: no such key; did you mean threads?\n"),
         (["--set", "engin.threads=1"], "engin: no such service; did you mean engine?\n"),

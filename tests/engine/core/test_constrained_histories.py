@@ -112,6 +112,14 @@ class Histories(RuleBasedStateMachine):
     def arrive(self, prompt, given):
         self.send(prompt, given)
 
+    @rule(constraint=st.sampled_from(sorted(KINDS)).map(KINDS.__getitem__))
+    def crowd(self, constraint):
+        """Two that start together and outgrow a small memory; beside them one with a constraint."""
+        long = {"max_tokens": 24, "n": 1, "seed": 1, "temperature": 0.0, "ignore_eos": True}
+        for start in (1, 2):
+            self.send(range(start, start + 20), {**long, "constraint": None})
+        self.send(range(3, 8), {**long, "constraint": constraint, "ignore_eos": False})
+
     @precondition(lambda self: self.driver.tokens)
     @rule(data=st.data())
     def carry_on(self, data):
@@ -236,7 +244,7 @@ def test_random_histories_of_constrained_requests(make):
     run_state_machine_as_test(
         Histories,
         settings=settings(
-            max_examples=60,
+            max_examples=120,
             stateful_step_count=14,
             deadline=None,
             suppress_health_check=list(HealthCheck),

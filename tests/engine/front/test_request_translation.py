@@ -200,9 +200,12 @@ def test_other_numerics():
     assert caught.value.reason == "NUMERICS_MISMATCH"
 
 
+TAG = '{"type": "structural_tag", "format": {"type": "regex", "pattern": "x"}}'
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [("json_schema", "{}"), ("regex", "x"), ("ebnf", "x"), ("structural_tag", "{}")],
+    [("json_schema", "{}"), ("regex", "x"), ("ebnf", "x"), ("structural_tag", TAG)],
 )
 def test_a_constraint_is_handed_on(kind, text):
     generate = request(constraint=inference_pb2.Constraint(**{kind: text}))
