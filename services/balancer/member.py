@@ -17,6 +17,9 @@ from services.balancer.engine_view import RECENT_S, EngineState, EngineView
 # A report this soon after a dispatch may have been written before the request arrived.
 CREDIT_GRACE_S = 0.02
 MAX_PREFILL_ALLOWANCE_S = 60.0
+LEAST_PREFILL_TOKENS_PER_S = 50.0
+"""For the allowance alone: a first, tiny prefill measures little but its overhead, and none at all
+is measured before it; neither may buy a short prompt a minute."""
 
 
 class Outcome(Enum):
@@ -83,6 +86,9 @@ class Member:
         self.connected = False
         """Whether its load reports come through."""
         self.ordered_to_drain = False
+        self.stuck = False
+        """Found stalled and no progress seen since: its streams have left, and that is no sign of
+        health. The registry's sweep keeps it."""
         self.load: engine_pb2.LoadReport | None = None
         self._load_at = 0.0
         self._ended_since_report = 0
@@ -145,7 +151,9 @@ class Member:
     def stalled(self, now: float) -> bool:
         """Whether it is silent, or has work and makes no progress, for too long.
 
-        A prefill of many tokens is given the time that it should take at the measured rate.
+        Work is what it reports, or what we have there: the numbers of a core that stands still are
+        those of its last round. A prefill of many tokens is given the time that it should take at
+        the measured rate.
         """
         load = self.load
         if load is None:
@@ -153,13 +161,20 @@ class Member:
         silent_s = now - self._load_at
         if silent_s > self._stall_limit_s:
             return True
-        if not self.connected or (not load.waiting_requests and not load.running_requests):
+        if not self.connected:
             return False
-        allowance_s = 0.0
-        if load.prefill_tokens_per_s > 0:
-            expected_s = load.uncached_tokens_queued / load.prefill_tokens_per_s
-            allowance_s = min(expected_s, MAX_PREFILL_ALLOWANCE_S)
-        return load.last_progress_age_s + silent_s > self._stall_limit_s + allowance_s
+        age_s = load.last_progress_age_s + silent_s
+        if age_s <= self._stall_limit_s or self.stuck:
+            return age_s > self._stall_limit_s
+        # The core cannot have counted what came since it last answered.
+        unseen = [t for t in self._tickets if now - t.dispatched_at <= age_s]
+        if not load.waiting_requests and not load.running_requests:
+            if not self._tickets:
+                return False
+            # Idle until our oldest request came: it has had no longer than that.
+            age_s = min(age_s, now - min(t.dispatched_at for t in self._tickets))
+        tokens = load.uncached_tokens_queued + sum(t.uncached_tokens for t in unseen)
+        return age_s > self._stall_limit_s + _prefill_allowance_s(load, tokens)
 
     def state(self, now: float) -> EngineState:
         """Whether it gets new work."""
@@ -205,3 +220,8 @@ class Member:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_round_s=load.decode_round_s,
         )
+
+
+def _prefill_allowance_s(load: engine_pb2.LoadReport, tokens: int) -> float:
+    rate = max(load.prefill_tokens_per_s, LEAST_PREFILL_TOKENS_PER_S)
+    return min(tokens / rate, MAX_PREFILL_ALLOWANCE_S)

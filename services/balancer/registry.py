@@ -70,7 +70,6 @@ class EngineRegistry:
         self._closing: set[asyncio.Task[None]] = set()
         self._known_models: set[str] = set()
         self._bad_logged: dict[str, float] = {}
-        self._stalled: set[Member] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -204,14 +203,22 @@ class EngineRegistry:
             if not member.registered and not member.connected and self._keys.connected:
                 self._remove(member, "its key is gone and its reports are broken")
                 continue
-            if not member.stalled(now):
-                self._stalled.discard(member)
-            elif member not in self._stalled and self._another_serves(member, now):
-                self._stalled.add(member)
-                moved = member.give_up("the engine makes no progress")
+            if member.stalled(now):
+                self._leave_stalled(member, now)
+            else:
+                member.stuck = False
+
+    def _leave_stalled(self, member: Member, now: float) -> None:
+        first, member.stuck = not member.stuck, True
+        if self._another_serves(member, now):
+            # At every sweep: what was being sent there when it was found out must leave too.
+            moved = member.give_up("the engine makes no progress")
+            if first or moved:
                 log.warning(
                     "engine %s stalled: %d streams moved away", member.info.engine_id, moved
                 )
+        elif first:
+            log.warning("engine %s stalled: its streams have nowhere to go", member.info.engine_id)
 
     def _another_serves(self, member: Member, now: float) -> bool:
         """Whether giving up could help: a stream that nobody else can take waits for its engine."""
@@ -224,7 +231,6 @@ class EngineRegistry:
     def _remove(self, member: Member, reason: str) -> None:
         log.info("engine %s left: %s", member.info.engine_id, reason)
         del self._members[member.info.engine_id]
-        self._stalled.discard(member)
         watch = self._watches.pop(member)
         watch.cancel()
         member.give_up(reason)

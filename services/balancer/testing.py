@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -122,6 +123,19 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
         self.silent = False
         self._server: grpc.aio.Server | None = None
         self._report = asyncio.Event()
+        self._core_runs = asyncio.Event()
+        self._core_runs.set()
+        self._waits_since: float | None = None
+
+    def stop_core(self) -> None:
+        """From now on requests are accepted and nothing becomes of them, as if only the front
+        ran: it reports the core's last numbers, and how long it has waited for an answer."""
+        self._core_runs.clear()
+
+    def continue_core(self) -> None:
+        """The core goes on."""
+        self._core_runs.set()
+        self._waits_since = None
 
     async def start(self) -> str:
         self._server = rpc.make_server()
@@ -145,6 +159,8 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
                 self.load.sequence += 1
                 report = engine_pb2.LoadReport()
                 report.CopyFrom(self.load)
+                if self._waits_since is not None:
+                    report.last_progress_age_s = time.monotonic() - self._waits_since
                 yield report
             self._report.clear()
             try:
@@ -166,6 +182,9 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
         try:
             if self.refuse_with is not None:
                 raise self.refuse_with
+            if not self._core_runs.is_set() and self._waits_since is None:
+                self._waits_since = time.monotonic()
+            await self._core_runs.wait()
             for number, message in enumerate(stream_of(request, self.info)):
                 if number == self.break_after:
                     if self.break_with is not None:

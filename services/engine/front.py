@@ -63,6 +63,7 @@ class Front:
         self._by_key: dict[str, RequestStream] = {}
         self._by_id: dict[tuple[str, str], RequestStream] = {}
         self._unreleased: dict[str, tuple[RequestStream, Released]] = {}
+        board.count_open = lambda: len(self._by_key)
         self._closing = False
         self._empty = asyncio.Event()
         self._empty.set()

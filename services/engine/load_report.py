@@ -10,6 +10,7 @@ from services.engine.messages import Load
 _LEAST_INTERVAL_S = 0.02
 _MOST_INTERVAL_S = 1.0
 _ROUNDS_ALLOWED = 10
+_OLD_NUMBERS_S = 1.0
 
 
 class LoadBoard:
@@ -26,6 +27,8 @@ class LoadBoard:
         self.draining = False
         self.load = Load()
         self.placement_version = 0
+        self.count_open: Callable[[], int] = lambda: 0
+        """How many requests the core has been given and has not ended; set by the front."""
         self._engine_id = engine_id
         self.epoch_ms = epoch_ms
         self._stall_s = stall_s
@@ -81,12 +84,15 @@ class LoadBoard:
 
     def report(self) -> engine_pb2.LoadReport:
         """The contract's message of this moment."""
-        load = self.load
+        load, waiting = self.load, self.load.waiting_requests
+        if self.progress_age_s > _OLD_NUMBERS_S:
+            # The core's numbers are those of its last round; what came since waits.
+            waiting = max(waiting, self.count_open() - load.running_requests)
         return engine_pb2.LoadReport(
             engine_id=self._engine_id,
             epoch_ms=self.epoch_ms,
             sequence=self._sequence,
-            waiting_requests=load.waiting_requests,
+            waiting_requests=waiting,
             running_requests=load.running_requests,
             uncached_tokens_queued=load.uncached_tokens_queued,
             held_blocks=load.held_blocks,

@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from inferfleet.admin.v1 import fleet_pb2
 from services.common import errors
 
 
@@ -229,6 +230,30 @@ async def test_an_engine_without_progress_is_given_up(
     first.load.last_progress_age_s = 0
     await fleet.until_state("a", "serving")
     await fleet.until_idle()
+
+
+@pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.5}], indirect=True)
+async def test_an_idle_engine_whose_core_stands_still_is_found_by_what_it_was_given(
+    fleet, engine_request, as_seen, undisturbed
+):
+    frozen, other = await fleet.add("a"), await fleet.add("b")
+    fleet.index.holds(frozen, 4)
+    frozen.stop_core()
+    request = engine_request()
+    assert as_seen(await fleet.ask(request)) == undisturbed(request)
+    assert (len(frozen.requests), len(other.requests)) == (1, 1)
+    await fleet.until_idle()
+    for number in range(3):  # its streams have left, which is no sign of health
+        again = engine_request(request_id=f"again-{number}")
+        assert as_seen(await fleet.ask(again)) == undisturbed(again)
+        await asyncio.sleep(0.2)  # several sweeps and reports
+    assert len(frozen.requests) == 1
+    status = await fleet.admin().ListEngines(fleet_pb2.ListEnginesRequest())
+    assert {engine.info.engine_id: engine.state for engine in status.engines}["a"] == "stalled"
+    frozen.continue_core()
+    await fleet.until_state("a", "serving")
+    await fleet.ask(engine_request(request_id="r9"))
+    assert len(frozen.requests) == 2
 
 
 async def test_a_stream_carried_on_from_another_balancer_is_carried_on_again(

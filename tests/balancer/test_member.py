@@ -96,6 +96,54 @@ def test_idle_engines_do_not_stall_but_silent_ones_do(member, clock):
     assert member.stalled(clock())
 
 
+def test_our_own_requests_are_work_whatever_a_core_that_stands_still_counts(member, clock):
+    ticket = member.dispatch(uncached_tokens=20, blocks=5)
+    clock.now += 9
+    member.report(engine_pb2.LoadReport(last_progress_age_s=9, prefill_tokens_per_s=2))
+    assert member.state(clock()) is EngineState.SERVING
+    clock.now += 1.5  # the limit and what 20 tokens may take at the least rate
+    assert member.state(clock()) is EngineState.STALLED
+    member.stuck = True
+    ticket.end(Outcome.FAULT)
+    member.report(engine_pb2.LoadReport(last_progress_age_s=11))
+    assert member.state(clock()) is EngineState.STALLED, "nothing shows that it goes on"
+    member.report(engine_pb2.LoadReport())
+    assert member.state(clock()) is EngineState.SERVING
+
+
+def test_an_idle_engine_has_its_time_from_our_oldest_request_on(member, clock):
+    member.report(engine_pb2.LoadReport(last_progress_age_s=500))
+    member.dispatch(uncached_tokens=1, blocks=1)
+    clock.now += 9
+    member.report(engine_pb2.LoadReport(last_progress_age_s=509))
+    assert not member.stalled(clock())
+    clock.now += 1.1
+    assert member.stalled(clock())
+
+
+def test_a_rank_that_stands_still_holds_a_short_prompt_no_longer_than_the_limit(member, clock):
+    # The core waits in its round for the rank: it has counted the request, and measured little.
+    stuck = {"running_requests": 1, "uncached_tokens_queued": 50, "prefill_tokens_per_s": 0.5}
+    member.dispatch(uncached_tokens=50, blocks=13)
+    clock.now += 10.95
+    member.report(engine_pb2.LoadReport(last_progress_age_s=10.9, **stuck))
+    assert not member.stalled(clock()), "50 tokens may take a second at the least rate"
+    clock.now += 0.2
+    member.report(engine_pb2.LoadReport(last_progress_age_s=11.1, **stuck))
+    assert member.stalled(clock())
+
+
+def test_a_long_prompt_that_came_during_a_round_has_its_time_too(member, clock):
+    clock.now += 1
+    member.dispatch(uncached_tokens=5000, blocks=1250)
+    clock.now += 12
+    busy = {"running_requests": 1, "prefill_tokens_per_s": 1000, "uncached_tokens_queued": 100}
+    member.report(engine_pb2.LoadReport(last_progress_age_s=12.5, **busy))
+    assert not member.stalled(clock())
+    member.report(engine_pb2.LoadReport(last_progress_age_s=15.2, **busy))
+    assert member.stalled(clock())
+
+
 def test_streams_of_an_engine_out_of_reach_are_given_up_too(member, clock):
     member.connected = False
     assert not member.stalled(clock())

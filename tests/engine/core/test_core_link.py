@@ -164,3 +164,14 @@ async def test_reports_end_quietly_after_a_stop():
     with pytest.raises(AssertionError, match="the link ended"):
         await reader
     await gone(link.pid)
+
+
+async def test_a_request_that_is_gone_when_the_core_first_sees_it_is_answered_all_the_same():
+    """Or a core that goes on after a stop would never be known to."""
+    link = await started()
+    try:
+        link.send([request("a"), AbortRequest(request_key="a")])
+        async with asyncio.timeout(30):
+            assert await until(link, released("a"))
+    finally:
+        await link.stop()

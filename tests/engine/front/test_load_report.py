@@ -40,6 +40,19 @@ async def test_work_without_a_round_is_a_stall_and_a_round_ends_it():
     assert not made.stalled
 
 
+async def test_what_a_silent_core_was_given_is_reported_as_waiting():
+    clock = Clock()
+    made = board(clock)
+    made.count_open = lambda: 3
+    await made.update(Load(running_requests=1), num_open=3)
+    assert made.report().waiting_requests == 0, "the core's own numbers, as long as they are fresh"
+    clock.now += 1.5
+    report = made.report()
+    assert (report.waiting_requests, report.running_requests) == (2, 1)
+    await made.update(Load(waiting_requests=1, running_requests=2), num_open=3)
+    assert made.report().waiting_requests == 1
+
+
 async def test_an_engine_with_long_rounds_is_given_time():
     clock = Clock()
     made = board(clock)
