@@ -39,6 +39,12 @@ def test_services_start_in_the_order_of_their_needs(tmp_path):
     assert list(planned(tmp_path)) == ["kvcache", "balancer", "engine-1", "engine-2", "gateway"]
 
 
+def test_the_limit_for_a_stall_is_the_balancers_own_default(tmp_path):
+    assert not any("stall-limit" in flag for flag in planned(tmp_path)["balancer"].argv)
+    settings = (("balancer", "stall_limit_s", "60"),)
+    assert "--stall-limit-s=60" in planned(tmp_path, settings=settings)["balancer"].argv
+
+
 def test_cores_are_divided_among_engines_and_never_shared(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr("sys.platform", "linux")

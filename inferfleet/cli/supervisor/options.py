@@ -10,8 +10,6 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_KV_MEMORY = "1GiB"
 """Plenty for the default model, and quick to allocate; other models get a share of what is free."""
 DRAIN_GRACE_S = 10.0
-STALL_LIMIT_S = 60.0
-"""A laptop's cores are shared: there a slow round is no sign of a broken engine."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,6 @@ def keys_of(
         "etcd": at.etcd,
         "kvcache": at.kvcache,
         "admin-port": at.admin.rpartition(":")[2],
-        "stall-limit-s": f"{STALL_LIMIT_S:g}",
     }
     gateway = {
         **_listen(at.gateway),
