@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from services.engine.grammar.disjoint import never_both
+from services.engine.grammar.finite import endless_keyword, infinite_number
 from services.engine.grammar.regex_check import MAX_CLASSES, json_pattern_problem
 from services.engine.grammar.schema_form import ANNOTATIONS, APPLICATORS, BY_TYPE, implied_types
 
@@ -56,14 +57,19 @@ def parse_json(text: str) -> Any:
     """JSON without what two readers would read differently.
 
     Raises:
-        SchemaRefusedError: at the root.
+        SchemaRefusedError: at the root, or at a number that is not finite.
     """
     if len(text) > MAX_SCHEMA_CHARS:
         raise SchemaRefusedError("", f"longer than {MAX_SCHEMA_CHARS} characters")
     try:
-        return json.loads(text, object_pairs_hook=_members, parse_constant=_no_constant)
+        parsed = json.loads(text, object_pairs_hook=_members)
     except (ValueError, RecursionError) as error:
         raise SchemaRefusedError("", f"not JSON: {error}") from error
+    # Python reads 1e400 as infinity and writes it as Infinity: whoever passes a schema on does.
+    path = infinite_number(parsed)
+    if path is not None:
+        raise SchemaRefusedError(path, "must be a finite number, within a double's range")
+    return parsed
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -72,10 +78,6 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # The compiler would read another one of the two.
         raise ValueError("a name occurs twice in one object")
     return members
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
 
 
 class SchemaCheck:
@@ -97,6 +99,11 @@ class SchemaCheck:
         self._node(root, "", 0)
         for path, schema in self._definitions():
             self._node(schema, path, 0)
+        endless = endless_keyword(root, self._resolve)
+        if endless is not None:
+            raise SchemaRefusedError(
+                endless, "no finite value satisfies it: it needs itself inside"
+            )
 
     def take_classes(self, pattern: str) -> bool:
         """Whether the character classes of one more pattern are within the limit of all."""

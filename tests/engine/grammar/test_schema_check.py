@@ -90,7 +90,7 @@ def test_depth_and_size_are_bounded():
         deep = {"type": "array", "items": deep}
     assert "items" in refused_at(deep)
     refused_at({"type": "object", "properties": {str(i): True for i in range(5000)}})
-    for text in ("{" * 50_000, '{"const": NaN}', '{"type": "object", "type": "string"}'):
+    for text in ("{" * 50_000, '{"type": "object", "type": "string"}'):
         with pytest.raises(SchemaRefusedError, match="not JSON"):
             check_schema(text)
 
