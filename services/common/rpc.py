@@ -42,7 +42,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 # A stream is let ahead of its reader by this much and no more: whoever produces it joins what comes
 # meanwhile, so a hop that is behind gets fewer, longer messages. A longer message still passes.
 STREAM_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.http2.lookahead_bytes", 1024),
+    ("grpc.http2.lookahead_bytes", 2048),
     ("grpc.http2.bdp_probe", 0),
 ]
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
