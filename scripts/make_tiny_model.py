@@ -9,7 +9,7 @@ The same arguments write the same bytes on every machine. What such a model says
 import argparse
 from pathlib import Path
 
-from services.engine.loader.tiny_gguf import write_gguf
+from services.engine.loader.tiny_gguf import check_packing, write_gguf
 from services.engine.loader.tiny_model import KINDS, TinyShape, write_tiny_model
 
 
@@ -27,11 +27,14 @@ def main() -> None:
     parser.add_argument("--gguf", metavar="KIND", help="as one GGUF file too: F32, F16, Q8_0 ...")
     args = vars(parser.parse_args())
     folder, kind = args.pop("folder"), args.pop("gguf")
+    shape = TinyShape(**args)
     try:
-        write_tiny_model(folder, TinyShape(**args))
+        if kind:
+            check_packing(shape, kind)
+        write_tiny_model(folder, shape)
         if kind:
             write_gguf(folder, folder / f"{folder.name}.{kind}.gguf", kind)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         parser.error(str(error))
     for path in sorted(folder.iterdir()):
         print(f"{path.stat().st_size:>10}  {path}")

@@ -15,10 +15,32 @@ from numpy.typing import NDArray
 from services.engine.loader import ModelSource, load_model
 from services.engine.loader.gguf_config import ARCHITECTURES
 from services.engine.loader.gguf_weights import LAYER_NAMES, TOP_NAMES
+from services.engine.loader.tiny_model import TinyShape
 from services.engine.models.config import ModelFileError, YarnRope
 
 _NAMES = {ours: theirs for theirs, ours in ARCHITECTURES.items()} | {"mistral": "llama"}
 _EXPERTS = "mlp.experts."
+
+
+def check_packing(shape: TinyShape, kind: str) -> None:
+    """Whether the tables of a shape can be stored in a format, told before anything is written.
+
+    Raises:
+        ValueError: naming the size that is no multiple of the format's block, or the format.
+    """
+    stored = gguf.GGMLQuantizationType.__members__.get(kind)
+    if stored is None:
+        raise ValueError(f"gguf {kind!r} is no format of GGUF tables")
+    block, _bytes = gguf.GGML_QUANT_SIZES[stored]
+    names = ["hidden_size", "expert_size" if shape.kind == "qwen3_moe" else "intermediate_size"]
+    for name in names:
+        size = getattr(shape, name)
+        if size % block:
+            raise ValueError(f"{name} must be a multiple of {block} for {kind}, got {size}")
+    try:
+        gguf.quants.quantize(np.zeros((1, block), np.float32), stored)
+    except NotImplementedError as error:
+        raise ValueError(f"gguf {kind!r} cannot be packed by the gguf package") from error
 
 
 def write_gguf(folder: Path, path: Path, kind: str = "F32") -> Path:

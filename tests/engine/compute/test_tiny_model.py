@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from services.engine.loader import load_model
+from services.engine.loader.tiny_gguf import check_packing
 from services.engine.loader.tiny_model import KINDS, TinyShape, write_tiny_model
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_tiny_model.py"
@@ -21,6 +22,30 @@ def test_the_script_writes_what_the_function_writes(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "b", TinyShape(kind="qwen3_moe", num_experts=4, seed=3))
     for path in (tmp_path / "b").iterdir():
         assert (tmp_path / "a" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_format_that_cannot_hold_the_shape_is_refused_before_writing(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "a"), "--gguf", "Q8_0"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "hidden_size must be a multiple of 32 for Q8_0, got 48" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "said"),
+    [
+        (TinyShape(hidden_size=96, intermediate_size=80), "Q8_0", "^intermediate_size must"),
+        (TinyShape("qwen3_moe", hidden_size=96, expert_size=24), "Q4_0", "^expert_size must"),
+        (TinyShape(), "Q9", "'Q9' is no format"),
+        (TinyShape(), "F64", "'F64' cannot be packed"),
+    ],
+    ids=str,
+)
+def test_packing_is_checked_by_size_and_format(shape: TinyShape, kind: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_packing(shape, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
