@@ -60,12 +60,23 @@ class KVCacheManager:
             info.kv_bytes_per_block,
         )
         if plan.num_positions < longest:
-            raise ConfigError(
-                f"kv_memory: {config.kv_memory} holds {plan.num_positions} tokens, less than one "
-                f"request of max_model_len {longest}; raise kv_memory or set max_model_len to at "
-                f"most {plan.num_positions}"
-            )
+            raise ConfigError(plan._too_small(config.kv_memory, budget))
         return plan
+
+    def _too_small(self, given: str, budget: int) -> str:
+        least = (-(-self.max_model_len // self.block_size) + 1) * self.bytes_per_block
+        kib = -(-least // 2**10)
+        if not self.num_blocks:
+            return (
+                f"kv_memory: {given} is {budget} bytes, too few for one block of "
+                f"{self.block_size} tokens; one request of max_model_len {self.max_model_len} "
+                f"takes {kib}KiB"
+            )
+        return (
+            f"kv_memory: {given} holds {self.num_positions} tokens, less than one request of "
+            f"max_model_len {self.max_model_len}; raise kv_memory (to {kib}KiB) or set "
+            f"max_model_len to at most {self.num_positions}"
+        )
 
 
 def kv_budget(text: str, free_bytes: int) -> int:

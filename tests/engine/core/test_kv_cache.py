@@ -33,6 +33,14 @@ def test_memory_that_holds_no_request_of_full_length_is_refused():
     assert KVCacheManager.plan(replace(config, max_model_len=992), INFO, 32_999).num_blocks == 31
 
 
+def test_memory_that_holds_no_block_at_all_says_what_would_do():
+    config = EngineConfig(kv_memory="1KiB")
+    with pytest.raises(ConfigError, match=r"1KiB is 1024 bytes, too few .* takes 33KiB") as caught:
+        KVCacheManager.plan(config, INFO, 2**20)
+    assert "at most 0" not in str(caught.value)
+    assert KVCacheManager.plan(replace(config, kv_memory="33KiB"), INFO, 2**20).num_blocks == 32
+
+
 def test_a_fixed_number_of_blocks_is_taken_at_its_word():
     plan = KVCacheManager.plan(EngineConfig(num_blocks=3), INFO, 0)
     assert (plan.num_blocks, plan.num_positions, plan.kv_bytes) == (3, 96, 4000)
