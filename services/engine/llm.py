@@ -10,20 +10,19 @@ from typing import Any, Self
 
 from inferfleet.v1 import inference_pb2
 from services.common.config import resolve
-from services.common.errors import InvalidArgumentError
+from services.common.errors import BY_NAME, FleetError, InvalidArgumentError, Violation
 from services.common.text import Tokenizer, chat_ids, render_chat, template_of
 from services.engine.choice_stream import ChoiceStream
 from services.engine.config import EngineConfig
 from services.engine.engine_factory import build_engine, text_assets
 from services.engine.grammar.constraint_check import check_constraint
-from services.engine.messages import AddRequest, ChoiceOutput
+from services.engine.llm_inputs import Prompt, params_list, prompt_list
+from services.engine.messages import AddRequest, ChoiceOutput, RequestFailure
 from services.engine.outputs import RequestOutput, RequestOutputPool
 from services.engine.runner import Runner
 from services.engine.sampling_params import SamplingParams
 from services.engine.step_result import StepResult
 
-Prompt = str | Sequence[int]
-"""Text, or ready token ids."""
 Message = Mapping[str, Any]
 """One message of a conversation: `role`, `content` and the other fields of `ChatMessage`."""
 
@@ -64,6 +63,8 @@ class LLM:
         self._outputs = RequestOutputPool()
         self._streams: dict[str, list[ChoiceStream]] = {}
         self._next_key = 0
+        self._closed = ""
+        """Why it is, once it is."""
 
     def generate(
         self,
@@ -71,27 +72,41 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         show_progress: bool = False,
+        return_failures: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts; returns one output per prompt, in their order.
+
+        An interrupt or an error ends the call's requests; the next call works, or says that the
+        model had to be closed.
 
         Args:
             prompts: one text or list of token ids, or a list of such.
             sampling_params: one for all, or one per prompt; a request without a seed gets one.
             show_progress: draw a line on stderr.
+            return_failures: return requests that failed while they ran with `failure` set, beside
+                the others, instead of raising once all have ended.
 
         Raises:
             InvalidArgumentError: a request that cannot be served; none is run then.
-            ValueError: another number of parameters than of prompts.
+            FleetError: one that failed as it ran: a constraint that cannot be compiled
+                (InvalidArgumentError) or followed, a model whose values are not finite.
+            TypeError, ValueError: a prompt or parameters of a wrong kind, another number of them.
+            RuntimeError: closed.
         """
-        listed = _prompt_list(prompts)
-        params = _params_list(sampling_params, len(listed))
+        self._check_open()
+        listed = prompt_list(prompts)
+        params = params_list(sampling_params, len(listed))
         keys: list[str] = []
         try:
             for prompt, own in zip(listed, params, strict=True):
-                keys.append(self._add_request(prompt, own))
-            return self._run_engine(keys, show_progress)
-        finally:
-            self._abandon(keys)
+                self._add_request(prompt, own, keys)
+            outputs = self._run_engine(keys, show_progress)
+        except BaseException as error:
+            self._abandon(keys, error)
+            raise
+        if not return_failures:
+            _raise_first_failure(outputs)
+        return outputs
 
     def chat(
         self,
@@ -100,6 +115,7 @@ class LLM:
         *,
         template_args: Mapping[str, Any] | None = None,
         show_progress: bool = False,
+        return_failures: bool = False,
     ) -> list[RequestOutput]:
         """Answer conversations by the model's chat template; otherwise as `generate`.
 
@@ -110,16 +126,24 @@ class LLM:
         Raises:
             InvalidArgumentError: a message that cannot be used, or the template refuses.
         """
+        self._check_open()
         one = bool(conversations) and isinstance(conversations[0], Mapping)
         listed: Any = [conversations] if one else conversations
         prompts = [self._chat_prompt(messages, template_args or {}) for messages in listed]
-        return self.generate(prompts, sampling_params, show_progress=show_progress)
+        return self.generate(
+            prompts,
+            sampling_params,
+            show_progress=show_progress,
+            return_failures=return_failures,
+        )
 
     def close(self) -> None:
-        """End the worker; idempotent."""
+        """End the worker; idempotent. Calls after it raise RuntimeError."""
+        self._closed = self._closed or "LLM is closed"
         self.engine.close()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(
@@ -129,6 +153,10 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(self._closed)
 
     def _chat_prompt(
         self, messages: Sequence[Message], template_args: Mapping[str, Any]
@@ -144,7 +172,8 @@ class LLM:
         text = render_chat(self._template, chat)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _add_request(self, prompt: Prompt, params: SamplingParams) -> str:
+    def _add_request(self, prompt: Prompt, params: SamplingParams, keys: list[str]) -> None:
+        """Its key is in `keys` before the engine knows it, so that an interrupt forgets nothing."""
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if params.constraint is not None:
             check_constraint(params.constraint)
@@ -152,6 +181,7 @@ class LLM:
             params = params.with_seed(secrets.randbits(64))
         key = str(self._next_key)
         self._next_key += 1
+        keys.append(key)
         self.engine.add_request(
             AddRequest(request_key=key, prompt_token_ids=token_ids, params=params)
         )
@@ -159,7 +189,6 @@ class LLM:
         self._streams[key] = [
             ChoiceStream(index, params, self.tokenizer, token_ids) for index in range(params.n)
         ]
-        return key
 
     def _run_engine(self, keys: list[str], show_progress: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -201,37 +230,50 @@ class LLM:
             choice.stop_string = stream.finished.stop_string
             self.engine.abort_request(output.request_key, output.choice)
 
-    def _abandon(self, keys: list[str]) -> None:
-        """After an error or an interrupt: end what still runs and forget what it said."""
+    def _abandon(self, keys: list[str], error: BaseException) -> None:
+        """After an error or an interrupt: end what still runs and forget what it said.
+
+        An engine that is not whole and empty then, since it was cut short in the middle of its
+        bookkeeping or its runner fails, is closed: nothing would ever end what it still counts.
+        """
+        clean = False
+        try:
+            clean = self._empty_engine(keys)
+        except Exception as another:
+            error.add_note(f"and ending the call's requests: {another!r}")
+        finally:  # on a second interrupt too
+            if not clean:
+                name = type(error).__name__
+                self._closed = f"LLM is closed: {name} left requests that could not be ended"
+                error.add_note(self._closed)
+                self.close()
+
+    def _empty_engine(self, keys: list[str]) -> bool:
+        engine = self.engine
         for key in keys:
-            self.engine.abort_request(key)
             self._streams.pop(key, None)
             self._outputs.release(key)
-        # A completed call has nothing left; an interrupted one leaves at most a round in flight.
-        while self.engine.has_unfinished_requests():
-            self.engine.step()
+            engine.abort_request(key)
+        # With nothing left to run, what is in flight is all that can still give blocks back.
+        engine.flush_inflight_reqs()
+        engine.check_integrity()
+        return not engine.has_unfinished_requests() and engine.load().held_blocks == 0
 
 
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [[item for item in listed if isinstance(item, int)]]
-    mixed = [item for item in listed if not isinstance(item, int)]
-    if len(mixed) != len(listed):
-        raise ValueError("a prompt is a text or a list of token ids, not both mixed")
-    return mixed
+def _raise_first_failure(outputs: Sequence[RequestOutput]) -> None:
+    failed = [(at, o.failure) for at, o in enumerate(outputs) if o.failure is not None]
+    if failed:
+        at, failure = failed[0]
+        error = _error_of(failure)
+        error.add_note(
+            f"prompt {at}; {len(failed)} of {len(outputs)} failed, return_failures=True returns all"
+        )
+        raise error
 
 
-def _params_list(
-    given: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if len(given) != count:
-        raise ValueError(f"{len(given)} sampling_params for {count} prompts")
-    return list(given)
+def _error_of(failure: RequestFailure) -> FleetError:
+    violations = [Violation(failure.field, failure.message)] if failure.field else []
+    return BY_NAME[failure.code](failure.message, reason=failure.reason, violations=violations)
 
 
 class _Progress:

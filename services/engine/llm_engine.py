@@ -148,7 +148,12 @@ class LLMEngine:
         return True
 
     def step(self) -> StepResult:
-        """One round; returns the results of the round before it, while this one's forward runs."""
+        """One round; returns the results of the round before it, while this one's forward runs.
+
+        If an interrupt cut the last step's wait short, that step is ended first.
+        """
+        if self.worker.interrupted:
+            return self.flush_inflight_reqs()
         self._expire()
         self._take_grammars()
         self.experts.advance()

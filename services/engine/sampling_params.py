@@ -5,10 +5,12 @@ defaults filled in. Field names and bounds are the contract's (protos/inferfleet
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from services.common.errors import InvalidArgumentError, plain
+from services.engine import param_types
 
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
@@ -28,7 +30,12 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request draws its tokens and when it stops."""
+    """How one request draws its tokens and when it stops.
+
+    Raises:
+        InvalidArgumentError: a value of a wrong type, by its field's path in the proto. Ranges are
+            checked by `validated`.
+    """
 
     temperature: float = 1.0
     """[0, 2]; 0 is the arg-max, lowest id on ties."""
@@ -45,14 +52,15 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs of token id and bias, sorted by id."""
+    """Pairs of token id and bias, sorted by id; may be given as a dict."""
     allowed_token_ids: tuple[int, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
     """None: what is left of the context."""
     min_tokens: int = 0
     stop_strings: tuple[str, ...] = ()
-    """Found by the front process, which owns the text; the core never sees text."""
+    """Found by the front process, which owns the text; the core never sees text. May be given as
+    one text."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_in_output: bool = False
@@ -61,6 +69,18 @@ class SamplingParams:
     prompt_logprobs: bool = False
     cache_bypass: bool = False
     constraint: Constraint | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        for name, path, typed in _TYPES:
+            given = getattr(self, name)
+            if given is None and name in _OPTIONAL:
+                continue
+            value = typed(path, given)
+            if value is not given:
+                object.__setattr__(self, name, value)
+        if not isinstance(self.constraint, Constraint | None):
+            got = type(self.constraint).__name__
+            _refuse("constraint", f"must be a Constraint or None, got {got}")
 
     def validated(self, vocab_size: int) -> Self:
         """Return self if every field is in range.
@@ -131,3 +151,30 @@ def _between(name: str, value: float, low: float, high: float, *, open_low: bool
     if math.isnan(value) or below or value > high:
         bracket = "(" if open_low else "["
         _refuse(name, f"must be in {bracket}{low:g}, {plain(high)}], got {plain(value)}")
+
+
+_OPTIONAL = frozenset({"seed", "max_tokens"})
+_TYPES: tuple[tuple[str, str, Callable[[str, object], object]], ...] = (
+    ("temperature", "sampling.temperature", param_types.number),
+    ("top_p", "sampling.top_p", param_types.number),
+    ("top_k", "sampling.top_k", param_types.integer),
+    ("min_p", "sampling.min_p", param_types.number),
+    ("seed", "sampling.seed", param_types.integer),
+    ("n", "sampling.n", param_types.integer),
+    ("presence_penalty", "sampling.presence_penalty", param_types.number),
+    ("frequency_penalty", "sampling.frequency_penalty", param_types.number),
+    ("repetition_penalty", "sampling.repetition_penalty", param_types.number),
+    ("logit_bias", "sampling.logit_bias", param_types.biases),
+    ("allowed_token_ids", "sampling.allowed_token_ids", param_types.token_ids),
+    ("bad_token_ids", "sampling.bad_token_ids", param_types.token_ids),
+    ("max_tokens", "stop.max_tokens", param_types.integer),
+    ("min_tokens", "stop.min_tokens", param_types.integer),
+    ("stop_strings", "stop.stop_strings", param_types.texts),
+    ("stop_token_ids", "stop.stop_token_ids", param_types.token_ids),
+    ("ignore_eos", "stop.ignore_eos", param_types.flag),
+    ("include_stop_in_output", "stop.include_stop_in_output", param_types.flag),
+    ("logprobs", "response.logprobs", param_types.flag),
+    ("top_logprobs", "response.top_logprobs", param_types.integer),
+    ("prompt_logprobs", "response.prompt_logprobs", param_types.flag),
+    ("cache_bypass", "cache.bypass", param_types.flag),
+)

@@ -47,6 +47,7 @@ class Worker:
         self._stream = ThreadPoolExecutor(1, thread_name_prefix="device-stream")
         self._on_forward_end = on_forward_end
         self._launched: LaunchedRound | None = None
+        self._begun: tuple[SchedulerOutputs, Future[tuple[object, float]]] | None = None
         try:
             self._runner = self._stream.submit(make_runner).result()
         except BaseException:
@@ -92,7 +93,13 @@ class Worker:
     @property
     def in_flight(self) -> bool:
         """Whether a round was launched whose outcome is not collected."""
-        return self._launched is not None
+        return self._launched is not None or self._begun is not None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an error or an interrupt left a round whose sampling is not handed over: only
+        `flush` goes on from there."""
+        return self._begun is not None
 
     @property
     def forward_done(self) -> bool:
@@ -106,33 +113,47 @@ class Worker:
         2. while it runs, round n-1 is post-processed on this thread
         3. rows n are corrected by what that changed, and sampling n is queued behind the forward
         """
-        previous = self._launched
-        forward = self._stream.submit(self._execute_main_model, plan, previous)
+        forward = self._stream.submit(self._execute_main_model, plan, self._launched)
+        self._begun = plan, forward  # before any wait: an interrupt of it must not lose the round
         if self._on_forward_end is not None:
             forward.add_done_callback(self._on_forward_end)
-        result = None
-        if previous is not None:
-            result = self._post_process(previous, post_process)
-        rows = self._correct_seqlens_qk(plan)
-        sample = self._stream.submit(self._execute_sample, plan, forward, rows)
-        self._launched = LaunchedRound(plan, forward, sample)
-        return result
+        return self._hand_over_sample(plan, forward, post_process)
 
     def flush(self, post_process: PostProcess[T]) -> T | None:
-        """Wait for the round in flight, if there is one, and post-process it."""
-        launched, self._launched = self._launched, None
-        return None if launched is None else self._post_process(launched, post_process)
+        """Wait for the round in flight, if there is one, and post-process it.
+
+        After an interrupt there may be two; both are post-processed.
+        """
+        if self._begun is not None:
+            self._hand_over_sample(*self._begun, post_process)
+        return self._collect(post_process)
 
     def close(self) -> None:
         """End the thread after what it runs; idempotent."""
-        self._launched = None
+        self._launched = self._begun = None
         self._stream.shutdown(cancel_futures=True)
         self._runner.close()
 
-    @staticmethod
-    def _post_process(launched: LaunchedRound, post_process: PostProcess[T]) -> T:
+    def _hand_over_sample(
+        self,
+        plan: SchedulerOutputs,
+        forward: "Future[tuple[object, float]]",
+        post_process: PostProcess[T],
+    ) -> T | None:
+        result = self._collect(post_process)
+        rows = self._correct_seqlens_qk(plan)
+        sample = self._stream.submit(self._execute_sample, plan, forward, rows)
+        self._launched, self._begun = LaunchedRound(plan, forward, sample), None
+        return result
+
+    def _collect(self, post_process: PostProcess[T]) -> T | None:
+        """An interrupted wait forgets nothing; what was post-processed is never so again."""
+        launched = self._launched
+        if launched is None:
+            return None
         output, sample_s = launched.sample.result()
         _, forward_s = launched.forward.result()
+        self._launched = None
         return post_process(launched.plan, output, forward_s + sample_s)
 
     @staticmethod

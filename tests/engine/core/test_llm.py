@@ -6,7 +6,7 @@ from services.common.config import ConfigError
 from services.common.errors import InvalidArgumentError
 from services.engine.llm import LLM
 from services.engine.loader.tiny_model import write_tiny_model
-from services.engine.sampling_params import SamplingParams
+from services.engine.sampling_params import Constraint, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -91,6 +91,17 @@ def test_a_clone_does_not_grow_with_its_original(llm):
     clone = output.clone()
     output.choices[0].token_ids.append(1)
     assert len(clone.choices[0].token_ids) == 6
+
+
+def test_a_request_that_fails_as_it_runs_is_raised_when_all_have_ended(llm):
+    bad = SamplingParams(constraint=Constraint("ebnf", "root ::= nowhere"), max_tokens=4)
+    with pytest.raises(InvalidArgumentError, match=r"^constraint\.ebnf") as caught:
+        llm.generate([[1, 2], [3, 4]], [GREEDY, bad])
+    assert "prompt 1; 1 of 2 failed" in caught.value.__notes__[0]
+    assert caught.value.violations[0].field == "constraint.ebnf"
+    good, failed = llm.generate([[1, 2], [3, 4]], [GREEDY, bad], return_failures=True)
+    assert len(good.choices[0].token_ids) == 6
+    assert failed.failure.code == "INVALID_ARGUMENT"
 
 
 def test_progress_is_drawn_on_stderr(llm, capsys):
