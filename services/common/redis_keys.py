@@ -1,9 +1,10 @@
 """The keys that say where a Redis is, for services that need one for small things."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
@@ -12,16 +13,38 @@ from redis.backoff import NoBackoff
 from services.common.config import ConfigError, read_secret, setting
 from services.common.redis_tls import read_files_anew
 
+_SECOND_URL = re.compile(r",\s*[a-z+]+://|^[^/]*//[^/]*,")
+
+
+def number_problem(parts: SplitResult) -> str | None:
+    """What is wrong with a URL's port or database: a client would take another in silence."""
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        return f"expected a port from 1 to 65535 in {parts.netloc.rpartition('@')[2]!r}"
+    told = parse_qs(parts.query, keep_blank_values=True).get("db", [])
+    if parts.scheme != "unix" and parts.path.strip("/"):
+        told = [parts.path[1:], *told]
+    bad = [text for text in told if not re.fullmatch(r"[0-9]{1,9}/?", text)]
+    return f"expected the number of a database, not {bad[0]!r}" if bad else None
+
 
 def _bad_url(url: str) -> str | None:
-    parts = urlsplit(url)
     if not url:
         return None
+    if url.partition("://")[0].endswith("+sentinel") or _SECOND_URL.search(url):
+        return "one URL is needed: lists of servers and Sentinels are for the index"
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        return str(error)
     if parts.scheme not in ("redis", "rediss", "unix"):
         return "expected redis://, rediss:// (TLS) or unix://"
     if parts.password or "password=" in parts.query:
         return "put the password into the file that redis_password_file names"
-    return None
+    return number_problem(parts)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from urllib.parse import SplitResult, urlsplit
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
+from services.common.redis_keys import number_problem
+
 SENTINEL_TIMEOUT_S = 0.4
 _SENTINEL_PORT = 26379
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
@@ -136,6 +138,9 @@ def _check(parts: SplitResult) -> None:
         )
     if ":" in parts.netloc.rpartition("@")[0] or "password=" in parts.query:
         raise ValueError("put the password into the file that redis_password_file names")
+    problem = None if parts.scheme in _SCHEMES else number_problem(parts)
+    if problem:
+        raise ValueError(problem)
 
 
 def _sentinels(parts: SplitResult) -> Sentinels:
@@ -152,5 +157,7 @@ def _sentinels(parts: SplitResult) -> Sentinels:
         match = _HOST.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"expected host:port of a Sentinel, not {text!r}")
+        if not 1 <= int(match[2] or _SENTINEL_PORT) <= 65535:
+            raise ValueError(f"expected a port from 1 to 65535 in {text!r}")
         found.append((match[1].strip("[]"), int(match[2] or _SENTINEL_PORT)))
     return Sentinels(tuple(found), name, _SCHEMES[parts.scheme], user, database or "0")
