@@ -50,13 +50,16 @@ def parse_keys(text: str) -> Mapping[str, Identity]:
         ValueError: naming the first bad line by its number.
     """
     keys: dict[str, Identity] = {}
+    lines: dict[str, int] = {}
     limits: dict[str, Limits] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         try:
-            _read_line(words, keys, limits)
+            digest = _read_line(words, keys, limits)
+            if digest and (before := lines.setdefault(digest, number)) != number:
+                raise ValueError(f"has the key of line {before}: each key may stand once")
         except ValueError as error:
             raise ValueError(f"line {number} {error}") from None
     default = limits.get(EVERYBODY, Limits())
@@ -66,7 +69,8 @@ def parse_keys(text: str) -> Mapping[str, Identity]:
     }
 
 
-def _read_line(words: list[str], keys: dict[str, Identity], limits: dict[str, Limits]) -> None:
+def _read_line(words: list[str], keys: dict[str, Identity], limits: dict[str, Limits]) -> str:
+    """The digest of the key that the line is about; "" if it is about limits."""
     tenant, kind = words[0], words[1] if len(words) > 1 else ""
     found = _DIGEST.fullmatch(kind)
     if not _TENANT.fullmatch(tenant) or (found is None and kind != "limits"):
@@ -81,7 +85,7 @@ def _read_line(words: list[str], keys: dict[str, Identity], limits: dict[str, Li
         if tenant in limits:
             raise ValueError(f"gives {tenant} limits for the second time")
         limits[tenant] = _limits(options)
-        return
+        return ""
     if tenant == EVERYBODY:
         raise ValueError(f"gives a key to {EVERYBODY}, which stands for all tenants")
     digest = found[1].lower()
@@ -91,6 +95,7 @@ def _read_line(words: list[str], keys: dict[str, Identity], limits: dict[str, Li
     if any(who.tenant == tenant and who.key_id == key_id for who in keys.values()):
         raise ValueError(f"gives {tenant} a second key {key_id}")
     keys[digest] = Identity(tenant, key_id, key_limits=_limits(options))
+    return digest
 
 
 def _options(words: list[str]) -> dict[str, str]:

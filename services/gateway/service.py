@@ -74,8 +74,8 @@ class GatewayService:
         )
         registry = CollectorRegistry()
         self._books = Books(config, registry)
-        tenants = Tenants(config.api_keys_file, told=self._keys_read)
-        access = Access(tenants, self._books.audit)
+        self._tenants = Tenants(config.api_keys_file, told=self._keys_read)
+        access = Access(self._tenants, self._books.audit)
         self._metrics_server = MetricsServer(
             registry, lambda: self._serving, self._membership.token
         )
@@ -120,6 +120,7 @@ class GatewayService:
                 await view.start()
         await self._first_listing()
         self._spawn(self._catalog.follow(self._models_changed), "catalog")
+        self._spawn(self._tenants.follow(), "keys")
         if self._balancer_view is not None:
             self._spawn(self._follow_balancers(self._balancer_view), "balancers")
         http_address = await self._http.start(config.host, config.http_port)

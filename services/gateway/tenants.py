@@ -1,5 +1,6 @@
 """Who is calling: API keys, known only by their hashes, in a file that may change at any time."""
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -13,6 +14,7 @@ from services.gateway.keys_file import Identity, parse_keys
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
+FOLLOW_S = 1.0
 ANONYMOUS = Identity()
 
 
@@ -35,7 +37,7 @@ class Tenants:
         self._path = Path(path) if path else None
         self._clock = clock
         self._told = told
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None  # None: the file is gone
         self._looked_s = clock()
         self._by_digest: Mapping[str, Identity] = {}
         if self._path is not None:
@@ -63,20 +65,33 @@ class Tenants:
             raise UnauthenticatedError("nobody has this API key", reason="INVALID_API_KEY")
         return found
 
+    async def follow(self) -> None:
+        """Look for changes for ever: an operator is to be told of them before anybody calls."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            self._looked_s = self._clock()
+            self._look()
+
     def _look_again(self) -> None:
         now = self._clock()
         if self._path is None or now - self._looked_s < LOOK_AGAIN_S:
             return
         self._looked_s = now
+        self._look()
+
+    def _look(self) -> None:
+        if self._path is None:
+            return
+        before, self._stamp = self._stamp, None
         try:
-            stamp = _stamp(self._path)
-            if stamp == self._stamp:
+            self._stamp = _stamp(self._path)
+            if self._stamp == before:
                 return
-            self._stamp = stamp  # a bad file is told of once, not with every look
             self._by_digest = _read(self._path)
         except ConfigError as error:
-            log.warning("keeping the last good keys: %s", error)
-            self._told(False, str(error))
+            if self._stamp != before:  # told of once, not with every look
+                log.warning("keeping the last good keys: %s", error)
+                self._told(False, str(error))
             return
         log.info("read %d API keys", len(self._by_digest))
         self._told(True, f"{len(self._by_digest)} keys")
@@ -92,10 +107,13 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 def _read(path: Path) -> Mapping[str, Identity]:
     try:
-        return parse_keys(path.read_text())
+        keys = parse_keys(path.read_text())
     except UnicodeDecodeError as error:
         raise ConfigError(f"api_keys_file: cannot read {path}: {error}") from error
     except OSError as error:
         raise ConfigError(f"api_keys_file: cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"api_keys_file: {path} {error}") from error
+    if not keys:  # often a file that is just being written anew
+        raise ConfigError(f"api_keys_file: {path} has no key")
+    return keys

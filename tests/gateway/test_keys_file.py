@@ -39,6 +39,8 @@ def test_limits_of_tenants_keys_and_everybody_else():
         (f"* sha256:{ONE}", "stands for all tenants"),
         ("acme limits id=x", "id="),
         (f"acme sha256:{ONE} id=x\nacme sha256:{TWO} id=x", "a second key x"),
+        (f"acme sha256:{ONE}\nbeta sha256:{ONE.upper()}", "the key of line 1"),
+        (f"acme sha256:{ONE} id=x\nacme sha256:{ONE} id=y", "the key of line 1"),
         ("acme limits concurrency=1\nacme limits concurrency=2", "second time"),
     ],
 )

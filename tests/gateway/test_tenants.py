@@ -1,6 +1,9 @@
 """API keys: only their hashes, read again when the file changes."""
 
+import asyncio
+import contextlib
 import hashlib
+import logging
 
 import pytest
 
@@ -80,3 +83,38 @@ def test_a_bad_line_is_named_at_start(path, content):
 def test_a_missing_file_is_named_at_start(tmp_path):
     with pytest.raises(ConfigError, match="api_keys_file"):
         Tenants(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("content", ["", "\n", "# being written", "acme limits concurrency=1\n"])
+def test_a_file_without_a_key_keeps_the_last_good_and_is_refused_at_start(path, content, caplog):
+    clock = Clock()
+    tenants = Tenants(str(path), clock)
+    path.write_text(content)
+    clock.now += 2
+    with caplog.at_level(logging.WARNING, logger="services.gateway.tenants"):
+        assert tenants.identify("Bearer k1").tenant == "acme"
+    assert "has no key" in caplog.text
+    with pytest.raises(ConfigError, match=r"api_keys_file: .* has no key"):
+        Tenants(str(path))
+
+
+async def test_changes_are_told_of_though_nobody_calls(path, monkeypatch):
+    monkeypatch.setattr("services.gateway.tenants.FOLLOW_S", 0.01)
+    told: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
+    tenants = Tenants(str(path), told=lambda good, what: told.put_nowait((good, what)))
+    following = asyncio.create_task(tenants.follow())
+    async with asyncio.timeout(20):
+        path.with_name("new").write_text(line("beta", "k3"))
+        path.with_name("new").rename(path)
+        assert await told.get() == (True, "1 keys")
+        path.unlink()
+        good, what = await told.get()
+        assert (good, "cannot read" in what) == (False, True)
+        path.with_name("new").write_text(line("beta", "k4"))
+        path.with_name("new").rename(path)
+        # One that stays away was told of once.
+        assert await told.get() == (True, "1 keys")
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+    assert tenants.identify("Bearer k4").tenant == "beta"
