@@ -29,6 +29,10 @@ class BalancerLostError(errors.AbortedError):
     """The connection broke after the first message; another balancer may carry the stream on."""
 
 
+class _UnreachableError(errors.UnavailableError):
+    """No word of a balancer but of the transport: addresses in it are for the log alone."""
+
+
 class Upstream:
     """One open Run stream whose first message is here; the messages stay raw bytes."""
 
@@ -138,6 +142,10 @@ class Balancers:
             if problem.retry_after_s is not None and tries > first:
                 raise problem  # said by a balancer that works: no engine takes it
             if time.monotonic() >= give_up:
+                if isinstance(problem, _UnreachableError):
+                    raise errors.UnavailableError(
+                        "no balancer can be reached; try again", retry_after_s=1
+                    ) from problem
                 problem.retry_after_s = 1
                 raise problem
             await asyncio.sleep(RETRY_PAUSE_S)
@@ -196,10 +204,10 @@ class Balancers:
         try:
             first = await call.read()
             if first is grpc.aio.EOF:
-                raise errors.UnavailableError(f"balancer {address} ended the stream unanswered")
+                raise _UnreachableError("it ended the stream unanswered")
             engine_id = dict(await call.initial_metadata()).get(ENGINE_ID_KEY, "")
         except grpc.RpcError as error:
-            raise errors.error_of(error) from error
+            raise _unreachable(error) or errors.error_of(error) from error
         except asyncio.CancelledError:
             raise_if_aborted(call)
             call.cancel()
@@ -235,7 +243,21 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+def _unreachable(error: grpc.RpcError) -> _UnreachableError | None:
+    """None if a balancer itself said it: its statuses carry details."""
+    known: Any = error
+    if known.code() is not grpc.StatusCode.UNAVAILABLE:
+        return None
+    if errors.DETAILS_KEY in dict(known.trailing_metadata() or ()):
+        return None
+    return _UnreachableError(str(known.details()))
+
+
 def _after_start(error: grpc.RpcError) -> errors.FleetError:
+    gone = _unreachable(error)
+    if gone is not None:
+        log.info("a stream broke: %s", gone.message)
+        return BalancerLostError("the stream broke: its balancer is gone")
     found = errors.error_of(error)
     if isinstance(found, errors.UnavailableError):
         # To the caller that is a broken stream, not a refused one.

@@ -270,7 +270,9 @@ async def test_with_nobody_else_the_stream_breaks(engine):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.ABORTED
-    assert errors.error_of(caught.value).reason == "STREAM_BROKEN"
+    told = errors.error_of(caught.value)
+    assert told.reason == "STREAM_BROKEN"
+    assert told.message == "the stream broke: its balancer is gone"
 
 
 async def test_nobody_to_ask(engine):
@@ -279,4 +281,9 @@ async def test_nobody_to_ask(engine):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await ask(channel, gateway)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert errors.error_of(caught.value).retry_after_s == 1
+        told = errors.error_of(caught.value)
+        # Nothing of the transport's own words, which name addresses.
+        assert (told.message, told.retry_after_s) == (
+            "no balancer can be reached; try again",
+            1,
+        )
