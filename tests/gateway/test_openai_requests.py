@@ -159,3 +159,61 @@ def test_half_a_surrogate_is_no_text(raw):
 def test_our_fields_in_their_words(field, param):
     assert param_of(field) == param
     assert param_of(param) == param
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ({"regex": "a", "json": {}}, ("json", "regex")),
+        ({"choice": ["a"], "grammar": "root ::= 'a'"}, ("choice", "grammar")),
+        ({"json_object": True, "structural_tag": "{}"}, ("json_object", "structural_tag")),
+    ],
+)
+def test_two_constraints_are_not_halved(wanted, names):
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_completion({"prompt": "x", "structured_outputs": wanted})
+    assert all(f"structured_outputs.{name}" in caught.value.message for name in names)
+
+
+def test_a_structural_tag_is_text_or_an_object():
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    for form in (tag, msgspec.json.encode(tag).decode()):
+        asked = {"prompt": "x", "structured_outputs": {"structural_tag": form, "regex": None}}
+        (request,) = read_completion(asked).requests
+        assert msgspec.json.decode(request.constraint.structural_tag) == tag
+
+
+def call(arguments):
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "tool", "content": "done"}, "tool_call_id"),
+        ({"role": "tool", "content": "done", "tool_call_id": ""}, "tool_call_id"),
+        ({"role": "assistant"}, "content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "content"),
+        (
+            {"role": "assistant", "tool_calls": [call("{}"), call('{"a": ')]},
+            "tool_calls[1].function.arguments",
+        ),
+    ],
+)
+def test_a_history_that_cannot_have_been(message, field):
+    asked = {"messages": [{"role": "user", "content": "x"}, message]}
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_chat(asked)
+    assert caught.value.violations[0].field == f"messages[1].{field}"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": None, "tool_calls": [call('{"a": 1}')]},
+        {"role": "assistant", "tool_calls": [call("")]},
+    ],
+)
+def test_a_history_that_may_have_been(message):
+    read_chat({"messages": [message]})

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from inferfleet.v1 import inference_pb2
 from services.gateway.openai.fields import Fields, kind_of, refuse
 from services.gateway.openai.plan import Plan
@@ -65,6 +67,10 @@ def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
     for index, call in enumerate(fields.items("tool_calls", 128) or []):
         inner = Fields(call, f"{fields.name('tool_calls')}[{index}]")
         _read_call(inner, message.tool_calls.add(index=index))
+    if role == "tool" and not message.tool_call_id:
+        refuse(fields.name("tool_call_id"), "is needed: it says which call this answers")
+    if role == "assistant" and not message.tool_calls and fields.take("content") is None:
+        refuse(fields.name("content"), "is needed, unless there are tool_calls")
     fields.ignore("annotations")
     fields.done()
 
@@ -94,6 +100,10 @@ def _read_call(fields: Fields, call: inference_pb2.ToolCall) -> None:
         refuse(fields.name("function"), "is needed")
     call.name = function.text("name") or ""
     call.arguments = function.text("arguments") or ""
+    try:
+        msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        refuse(function.name("arguments"), f"must be JSON text: {error}")
     function.done()
     fields.done()
 

@@ -20,6 +20,7 @@ HARMLESS = (
 )
 MAX_INT = 2**31 - 1
 MAX_IDS = 100_000
+_STRUCTURED = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def read_sampling(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
@@ -151,9 +152,15 @@ def _read_response_format(wanted: Fields, constraint: inference_pb2.Constraint) 
 
 def _read_structured(wanted: Fields, constraint: inference_pb2.Constraint) -> None:
     """vLLM's extension: one of json, regex, choice, grammar, json_object, structural_tag."""
+    _refuse_two(wanted)
     if wanted.take("json") is not None:
         constraint.json_schema = _schema_text(wanted, "json")
-    for theirs, ours in (("regex", "regex"), ("grammar", "ebnf"), ("structural_tag",) * 2):
+    tag = wanted.take("structural_tag")
+    if isinstance(tag, dict):
+        constraint.structural_tag = msgspec.json.encode(tag).decode()
+    elif tag is not None:
+        constraint.structural_tag = wanted.text("structural_tag") or ""
+    for theirs, ours in (("regex", "regex"), ("grammar", "ebnf")):
         text = wanted.text(theirs)
         if text is not None:
             setattr(constraint, ours, text)
@@ -165,6 +172,15 @@ def _read_structured(wanted: Fields, constraint: inference_pb2.Constraint) -> No
             refuse(wanted.name("choice"), "must be an array of strings")
         constraint.choice.texts.extend(choice)
     wanted.done()
+
+
+def _refuse_two(wanted: Fields) -> None:
+    """The contract has room for one kind: the other would be dropped in silence."""
+    given = [kind for kind in _STRUCTURED if wanted.take(kind) is not None]
+    if wanted.take("json_object") is False:
+        given.remove("json_object")
+    if len(given) > 1:
+        refuse(wanted.name(given[1]), f"cannot be had together with {wanted.name(given[0])}")
 
 
 def _schema_text(fields: Fields, name: str) -> str:
