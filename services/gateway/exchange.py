@@ -34,6 +34,7 @@ from services.gateway.door import Admitted, Door, resumed
 from services.gateway.in_flight import InFlight
 from services.gateway.keys_file import Identity
 from services.gateway.observation import Metrics, Observation
+from services.gateway.quota.fit import Need, check_fit
 from services.gateway.quota.quotas import Grant, Quotas, tokens_wanted
 from services.gateway.records.audit import Audit, asked_of
 from services.gateway.records.line_log import Sink
@@ -65,6 +66,8 @@ class Caller:
     parent: Context = field(default_factory=Context)
     timeout_s: float | None = None
     """Left of the caller's own deadline."""
+    together: Need | None = None
+    """What the prompts of its body need, if they are several."""
     streams: bool = True
     """Whether it gets each message at once; otherwise it has nothing before the end."""
 
@@ -122,6 +125,11 @@ class Exchange:
     def engine_id(self) -> str:
         """Which engine runs it; "" before the stream is open."""
         return self._upstream.engine_id if self._upstream else ""
+
+    @property
+    def revision(self) -> str:
+        """Of the engine that answered; "" before it has."""
+        return self._observed.revision
 
     @property
     def rate_headers(self) -> Mapping[str, str]:
@@ -279,11 +287,10 @@ class Exchange:
         """All that may refuse a request, the cheapest first."""
         if self._id_problem:
             refuse(self._caller.request_id_field, self._id_problem)
-        who, rooms = self._caller.who, self._rooms
+        who, rooms, tokens = self._caller.who, self._rooms, tokens_wanted(self._request)
+        check_fit(self._caller.together or Need(1, tokens), who, self._request)
         self._place.enter_context(rooms.in_flight.holding(who.tenant, self.request_id, self.cut))
-        grant = await rooms.quotas.admit(
-            who, self.request_id, tokens_wanted(self._request), unique=self._id_chosen
-        )
+        grant = await rooms.quotas.admit(who, self.request_id, tokens, unique=self._id_chosen)
         if self._freed:  # the caller left meanwhile
             rooms.quotas.settle(grant, 0)
             raise CancelledError("the client has left")
@@ -316,14 +323,17 @@ class Exchange:
 
     def _account(self) -> None:
         """Once per request, however it ended: what it used is charged and written down."""
-        caller, model = self._caller, self._admitted.model if self._admitted else None
+        caller, asked = self._caller, (self._request.model[:128], "")
+        if self._admitted is not None:
+            model = self._admitted.model  # its revision is the commoner of two that run
+            asked = (model.name, self.revision or model.revision)
         record = record_of(
             self._observed.facts,
             self._ledger,
             who=caller.who,
             face=caller.face,
             request_id=self.request_id,
-            model=(model.name, model.revision) if model else (self._request.model[:128], ""),
+            model=asked,
         )
         if self._grant is not None:
             self._rooms.quotas.settle(self._grant, record.tokens)

@@ -88,6 +88,8 @@ class Observation:
         self._started_s = time.monotonic()
         self._first_token_s: float | None = None
         self._summary: inference_pb2.Summary | None = None
+        self.revision = ""
+        """Of the engine that answered; "" before it has."""
         self._took_s = 0.0
         self._status, self._reason = "", ""
         self._reasons: list[str] = []
@@ -142,7 +144,9 @@ class Observation:
                 )
             return
         message = inference_pb2.GenerateResponse.FromString(raw)
-        if message.HasField("finished"):
+        if message.HasField("started"):
+            self.revision = message.started.model_revision
+        elif message.HasField("finished"):
             self._reasons.append(reason_name(message.finished.reason))
         elif message.HasField("summary"):
             self._summary = message.summary

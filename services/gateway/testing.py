@@ -71,6 +71,7 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
         self.metadata: list[dict[str, str]] = []
         self.timeouts: list[float | None] = []
         self.engine_id = "engine-1"
+        self.revision = "sha256:weights"
         self.max_model_len = MAX_MODEL_LEN
         self.tokenizer_calls = 0
         self.running = 0
@@ -121,7 +122,7 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
             epoch_ms=1_790_000_000_000,
             address=self.address,
             model=MODEL,
-            model_revision="sha256:weights",
+            model_revision=self.revision,
             max_model_len=self.max_model_len,
             vocab_size=self.tokenizer.vocab_size,
             tokenizer_digest=self.assets.digest,
@@ -141,7 +142,7 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
         started = inference_pb2.Started(
             request_id=asked.request_id,
             model=asked.model,
-            model_revision="sha256:weights",
+            model_revision=self.revision,
             prompt_tokens=len(asked.token_ids.ids),
             cached_tokens=3,
             seed=asked.sampling.seed,

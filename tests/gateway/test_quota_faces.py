@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import re
 import signal
 import sys
 
@@ -212,3 +213,71 @@ async def test_two_processes_share_the_counts_and_a_killed_one_leaks_no_place(
         # Eight a minute over both, and a few that came back while the leases ran out.
         assert "requests_per_min of tenant acme" in answers[-1].text
         assert 4 <= len(answers) - 1 <= 12
+
+
+@pytest.mark.parametrize(
+    ("limits", "key_options", "asked", "param", "message"),
+    [
+        (
+            "",
+            "concurrency=2",
+            {"prompt": ["ab"] * 4},
+            "prompt",
+            "4 prompts need 4 places; your key has 2 (concurrency)",
+        ),
+        (
+            "requests_per_min=3",
+            "",
+            {"prompt": ["ab"] * 4},
+            "prompt",
+            "4 prompts need 4 requests; your tenant has 3 (requests_per_min)",
+        ),
+        (
+            "tokens_per_min=100",
+            "",
+            {"max_tokens": 51, "n": 2},
+            "max_tokens",
+            "prompt and answer may need 102 tokens; your tenant has 100 (tokens_per_min)",
+        ),
+        (
+            "tokens_per_min=100",
+            "",
+            {"prompt": ["ab"] * 2, "max_tokens": 51},
+            "max_tokens",
+            "prompt and answer may need 102 tokens; your tenant has 100 (tokens_per_min)",
+        ),
+    ],
+)
+async def test_what_can_never_fit_is_not_told_to_return(
+    start_gateway, keys, limits, key_options, asked, param, message
+):
+    gateway = await start_gateway(api_keys_file=keys(limits, key_options))
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
+        bad = await http.post("/v1/completions", json=body(**asked))
+        assert bad.status_code == 400
+        assert bad.json()["error"] == {
+            "message": f"{param}: {message}",
+            "type": "invalid_request_error",
+            "param": param,
+            "code": "exceeds_quota",
+        }
+        assert "retry-after" not in bad.headers
+        assert (await http.post("/v1/completions", json=body())).status_code == 200
+
+
+async def test_a_body_that_just_fits_is_let_in(start_gateway, keys):
+    limits = "requests_per_min=2 tokens_per_min=100 concurrency=2"
+    gateway = await start_gateway(api_keys_file=keys(limits))
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
+        asked = body(prompt=["ab", "ab"], max_tokens=50)
+        assert (await http.post("/v1/completions", json=asked)).status_code == 200
+
+
+async def test_a_refusal_for_tokens_says_what_was_asked_and_what_is_left(start_gateway, keys):
+    gateway = await start_gateway(api_keys_file=keys("tokens_per_min=20"))
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
+        assert (await http.post("/v1/completions", json=body())).status_code == 200
+        bad = await http.post("/v1/completions", json=body(max_tokens=20))
+    assert bad.status_code == 429
+    told = r"20 tokens per minute; 20 asked for, 1\d left"
+    assert re.search(told, bad.json()["error"]["message"])

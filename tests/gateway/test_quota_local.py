@@ -117,7 +117,7 @@ def test_headers_tell_of_the_scope_that_has_least_left():
 def test_the_refusal_names_quota_and_owner(counts):
     acme = who(Limits(), Limits(requests_per_min=1))
     admit(counts, acme)
-    error = refusal(admit(counts, acme), acme, "r")
+    error = refusal(admit(counts, acme), acme, "r", 1)
     assert error.message == (
         "quota requests_per_min of key laptop is used up: 1 requests per minute"
     )

@@ -99,7 +99,7 @@ class GenerationEndpoint:
             id=f"{self._prefix}-{group.request_id}",
             created=int(time.time()),
             model=plan.model,
-            fingerprint=model.revision or None,
+            fingerprint=group.revision or None,
         )
         stop = plan.requests[0].stop
         ends = frozenset() if stop.ignore_eos else model.eos_token_ids

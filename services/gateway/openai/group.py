@@ -9,6 +9,8 @@ from inferfleet.v1 import inference_pb2
 from services.gateway.catalog import ModelView
 from services.gateway.collect import Collector
 from services.gateway.exchange import Caller, Exchange, Rooms
+from services.gateway.quota.fit import Need
+from services.gateway.quota.quotas import tokens_wanted
 
 # Prompts that nobody reads yet wait here; their streams then wait too.
 QUEUED_MESSAGES = 64
@@ -21,6 +23,8 @@ class Group:
         self, rooms: Rooms, requests: Sequence[inference_pb2.GenerateRequest], caller: Caller
     ) -> None:
         self.request_id = caller.request_id
+        need = Need(len(requests), sum(map(tokens_wanted, requests)))
+        caller = replace(caller, together=need)
         self._exchanges = [
             Exchange(rooms, request, _numbered(caller, index, len(requests)))
             for index, request in enumerate(requests)
@@ -43,6 +47,11 @@ class Group:
     def model(self) -> ModelView:
         """Only once the first event is here."""
         return next(e.admitted.model for e in self._exchanges if e.is_open)
+
+    @property
+    def revision(self) -> str:
+        """Of the first prompt that was answered; only once the first event is here."""
+        return next((e.revision for e in self._exchanges if e.revision), self.model.revision)
 
     async def events(self) -> AsyncGenerator[tuple[int, bytes], None]:
         """(prompt, serialised GenerateResponse), as they come."""

@@ -129,7 +129,7 @@ class Quotas:
             if verdict.refused == "concurrency":
                 limit = scopes[verdict.scope].limits.concurrency or 1
                 verdict = replace(verdict, wait_s=self._mean_s / limit)
-            raise refusal(verdict, who, request_id)
+            raise refusal(verdict, who, request_id, grant.reserved)
         headers = headers_of(who, verdict.left)
         grant = replace(grant, shared=shared, counted=True, headers=headers)
         self._running[who.tenant, request_id] = grant

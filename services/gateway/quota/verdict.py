@@ -55,16 +55,24 @@ def scopes_of(who: Identity) -> tuple[Scope, ...]:
     return tenant, Scope("key", f"k:{who.key_id}", who.key_limits)
 
 
-def refusal(verdict: Verdict, who: Identity, request_id: str) -> FleetError:
-    """The error that a refused caller gets."""
+def refusal(verdict: Verdict, who: Identity, request_id: str, asked: int) -> FleetError:
+    """The error that a refused caller gets.
+
+    Args:
+        asked: tokens that were to be reserved.
+    """
     assert verdict.refused is not None
     if verdict.refused == DUPLICATE:
         return AlreadyExistsError(f"request id {request_id} is in flight at another gateway")
     scope = scopes_of(who)[verdict.scope]
     limit = getattr(scope.limits, verdict.refused)
     whose = f"tenant {who.tenant}" if scope.kind == "tenant" else f"key {who.key_id}"
+    told = f"quota {verdict.refused} of {whose} is used up: {limit} {_UNITS[verdict.refused]}"
+    left = verdict.left[verdict.scope].tokens
+    if verdict.refused == "tokens_per_min" and left is not None:
+        told += f"; {asked} asked for, {max(math.floor(left), 0)} left"
     return ResourceExhaustedError(
-        f"quota {verdict.refused} of {whose} is used up: {limit} {_UNITS[verdict.refused]}",
+        told,
         reason="RATE_LIMIT_EXCEEDED",
         metadata={
             "quota": verdict.refused,
