@@ -174,6 +174,8 @@ class SchemaCheck:
             raise SchemaRefusedError(f"{path}/$ref", "only #, #/$defs/… and #/definitions/… work")
         name = parts[2].replace("~1", "/").replace("~0", "~")
         group = self._root.get(parts[1], {})
+        if not isinstance(group, dict):
+            raise SchemaRefusedError(f"/{parts[1]}", "must be an object")
         if name not in group:
             raise SchemaRefusedError(f"{path}/$ref", f"{target!r} is not defined")
         return group[name]
@@ -231,7 +233,7 @@ class SchemaCheck:
         declared = schema["type"]
         types = declared if isinstance(declared, list) else [declared]
         for name in types:
-            if name not in BY_TYPE:
+            if not isinstance(name, str) or name not in BY_TYPE:
                 raise SchemaRefusedError(f"{path}/type", f"{name!r} is no JSON type")
         if not types:
             raise SchemaRefusedError(f"{path}/type", "must name at least one type")
@@ -263,7 +265,7 @@ class SchemaCheck:
         if not isinstance(required, list):
             raise SchemaRefusedError(f"{path}/required", "must be a list")
         for name in required:
-            if name not in properties:
+            if not isinstance(name, str) or name not in properties:
                 raise SchemaRefusedError(f"{path}/required", f"{name!r} has no schema of its own")
         extra = schema.get("additionalProperties", False)
         if extra is False:
