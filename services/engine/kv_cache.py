@@ -152,6 +152,16 @@ class CacheEngine:
             self._drop(blocks, request, released)
         return released
 
+    def forget_planned(self) -> list[Request]:
+        """Nothing is in flight: drop what waits for a round that was planned and never launched.
+
+        Later rounds are still to be collected, whatever their numbers.
+        """
+        collected = self._collected
+        released = self.collected(max((step for step, _, _ in self._pending), default=collected))
+        self._collected = collected
+        return released
+
     def held_tables(self) -> list[tuple[int, ...]]:
         """Tables that wait for their release, for the integrity check."""
         return [blocks for _, blocks, _ in self._pending] + [

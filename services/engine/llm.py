@@ -255,7 +255,7 @@ class LLM:
             self._outputs.release(key)
             engine.abort_request(key)
         # With nothing left to run, what is in flight is all that can still give blocks back.
-        engine.flush_inflight_reqs()
+        engine.settle()
         engine.check_integrity()
         return not engine.has_unfinished_requests() and engine.load().held_blocks == 0
 

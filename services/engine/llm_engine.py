@@ -168,6 +168,14 @@ class LLMEngine:
         self.worker.flush(self._process_model_outputs)
         return self._take_result()
 
+    def settle(self) -> None:
+        """After an error or an interrupt, with every request aborted: collect what is in flight,
+        and give back what a round holds that was planned and never launched."""
+        self.flush_inflight_reqs()
+        for request in self._cache.forget_planned():
+            self._release(request)
+        self._take_result()
+
     def load(self) -> Load:
         """How busy the engine is."""
         timer = self._timer

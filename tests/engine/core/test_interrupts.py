@@ -70,6 +70,25 @@ def test_after_an_interrupt_of_any_wait_the_engine_is_whole(expected, num_waits)
         assert answers(llm) == expected
 
 
+@pytest.mark.parametrize("rounds", range(5))
+def test_a_round_that_was_planned_and_never_launched_holds_nothing(monkeypatch, expected, rounds):
+    with make() as llm:
+        worker, left = llm.engine.worker, iter(range(rounds))
+        execute = worker.execute_model_step
+
+        def interrupted(*args):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return execute(*args)
+
+        monkeypatch.setattr(worker, "execute_model_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            answers(llm)
+        monkeypatch.undo()
+        assert answers(llm) == expected
+        llm.engine.check_integrity()
+
+
 @pytest.mark.parametrize("at", [1, 2, 5, 6])
 def test_a_second_interrupt_while_the_first_is_put_right_closes(monkeypatch, at):
     llm = make()
@@ -107,7 +126,7 @@ def test_an_interrupt_of_any_line_leaves_a_usable_or_a_closed_engine(expected):
                 closed.append(str(error))
         at += stride
     assert at > 20 * stride
-    assert len(closed) * stride < at / 2, "most interrupts can be gone on from"
+    assert len(closed) * stride < at / 5, "most interrupts can be gone on from"
     assert all("LLM is closed: KeyboardInterrupt" in said for said in closed)
 
 
