@@ -1,6 +1,7 @@
 """Faults of engines: killed, stopped, cut off, drained."""
 
 import asyncio
+import os
 import signal
 import time
 from collections import Counter
@@ -38,6 +39,35 @@ async def engine_stop(stage: Stage) -> list[Row]:
             await stage.whole_again(row)
             # What it woke up with must be gone, or it would still answer.
             await stage.flowing(stage.plan.streams // 2)
+    await _idle(stage, row)
+    return [row]
+
+
+async def core_stop(stage: Stage) -> list[Row]:
+    """SIGSTOP of an idle engine's core alone: its front takes requests and reports an idle core."""
+    row = Row("engine's core SIGSTOP, idle at first", heal_limit_s=STALL_HEAL_LIMIT_S)
+    await _idle(stage, row)
+    victim = stage.fleet.engines[0]
+    core = stage.fleet.core_pid(victim)
+    os.kill(core, signal.SIGSTOP)
+    row.rounds += 1
+    since = time.monotonic()
+    try:
+        async with stage.under_load(row, watch=lambda name: not name.startswith("engine")):
+            await stage.heal(row, since)
+            # Here the streams that count are those that had not begun.
+            row.heal_s[-1] = max(row.heal_s[-1], row.first_s[-1])
+            views = [await stage.fleet.seen_by(name) for name in stage.fleet.balancers]
+            seen = [e.state for view in views for e in view if e.info.engine_id == victim]
+            row.notes["seen_as"] = seen
+            if "stalled" not in seen:
+                row.violations.append(f"{victim} was not found: seen as {seen}")
+            stage.say(f"  core of {victim} stopped, all flow after {row.heal_s[-1]:.2f} s")
+            os.kill(core, signal.SIGCONT)
+            await stage.whole_again(row)
+            await stage.flowing(stage.plan.streams // 2)
+    finally:
+        os.kill(core, signal.SIGCONT)
     await _idle(stage, row)
     return [row]
 

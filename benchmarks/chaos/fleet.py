@@ -5,6 +5,7 @@ supervisor would do, but at once.
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -160,6 +161,17 @@ class ChaosFleet:
     def signal(self, name: str, signum: signal.Signals, *, group: bool = False) -> None:
         """Signal a service's process, or with `group` all processes that belong to it."""
         (os.killpg if group else os.kill)(self.pid(name), signum)
+
+    def core_pid(self, engine: str) -> int:
+        """Of the process that computes for an engine (Linux alone)."""
+        parent = f"PPid:\t{self.pid(engine)}\n"
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it may end meanwhile
+                if parent in (process / "status").read_text() and (
+                    b"services.engine.core" in (process / "cmdline").read_bytes()
+                ):
+                    return int(process.name)
+        raise RuntimeError(f"{engine} has no core")
 
     def ready(self, name: str) -> bool:
         return self.children[name].status().state == "ready"

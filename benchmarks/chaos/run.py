@@ -25,6 +25,7 @@ SETS: Mapping[str, Mapping[str, Scenario]] = {
     "main": {
         "engine-kill": engines.engine_kill,
         "engine-stop": engines.engine_stop,
+        "core-stop": engines.core_stop,
         "engine-cut": engines.engine_cut,
         "engine-drain": engines.engine_drain,
         "balancer-kill": middle.balancer_kill,
