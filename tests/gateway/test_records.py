@@ -169,6 +169,13 @@ async def test_the_audit_log_says_who_what_and_why_not(start_gateway, files, mon
     assert (drain["event"], drain["decision"]) == ("drain", "done")
 
 
+async def test_the_audit_log_tells_of_changed_keys_though_nobody_calls(start_gateway, files):
+    await start_gateway(**files)
+    await asyncio.to_thread(Path(files["api_keys_file"]).write_text, "nonsense\n")
+    [reload] = await lines_of(files["audit_file"], 1)
+    assert (reload["event"], reload["decision"]) == ("keys", "failed")
+
+
 async def test_records_go_to_a_redis_stream_as_well(start_gateway, redis_url, files):
     stream = {"redis": redis_url, "usage_stream": "usage", "usage_stream_entries": 100}
     gateway = await start_gateway(**files, **stream)
