@@ -241,15 +241,18 @@ def make(make_driver):
 def test_random_histories_of_constrained_requests(make):
     _SEEN.clear()
     Histories.make, Histories.alone = staticmethod(make), {}
-    run_state_machine_as_test(
-        Histories,
-        settings=settings(
-            max_examples=120,
-            stateful_step_count=14,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
     happened = {"preempted", "aborted while held", "continued"}
     happened |= {"GRAMMAR_COMPLETE", "MAX_TOKENS", "EOS", "INVALID_ARGUMENT", "FAILED_PRECONDITION"}
+    for _ in range(3):  # what is rare may fail to come once
+        run_state_machine_as_test(
+            Histories,
+            settings=settings(
+                max_examples=60,
+                stateful_step_count=14,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        if happened <= _SEEN:
+            break
     assert happened <= _SEEN, f"never happened: {happened - _SEEN}"

@@ -170,17 +170,20 @@ class Histories(RuleBasedStateMachine):
 def test_random_histories_keep_every_promise(make_driver):
     _SEEN.clear()
     Histories.make_driver = staticmethod(make_driver)
-    run_state_machine_as_test(
-        Histories,
-        settings=settings(
-            max_examples=1000,
-            stateful_step_count=14,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
     happened = {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "QUEUE_FULL", "DEADLINE_UNREACHABLE"}
     happened |= {"continued", "continued choices", "ended elsewhere"}
     happened |= {"preempted", "hit", "StoredBlocks", "RemovedBlocks"}
     happened |= {"DEADLINE_EXCEEDED", "EOS", "STOP_TOKEN", "MAX_TOKENS", "CONTEXT_FULL"}
+    for _ in range(3):  # what is rare may fail to come once
+        run_state_machine_as_test(
+            Histories,
+            settings=settings(
+                max_examples=1000,
+                stateful_step_count=14,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        if happened <= _SEEN:
+            break
     assert happened <= _SEEN, f"never happened: {happened - _SEEN}"
