@@ -145,6 +145,7 @@ class LLMEngine:
         if request is None or request.open_choices == 0:
             return False
         self._end(request, SequenceStatus.FINISHED_ABORTED, choice)
+        self._result.forget(request_key, choice)  # e.g. an end that another engine's tokens made
         return True
 
     def step(self) -> StepResult:

@@ -39,6 +39,14 @@ class StepResult:
         )
         return first
 
+    def forget(self, request_key: str, choice: int | None) -> None:
+        """Drop what was to be told of a request, or of one of its choices: nobody wants it."""
+        self.outputs = [
+            output
+            for output in self.outputs
+            if output.request_key != request_key or choice not in (None, output.choice)
+        ]
+
 
 def keep_prompt_logprobs(plan: SchedulerOutputs, output: SamplerOutput) -> None:
     """Add a round's prompt entries to their sequences, which tell them with the first token."""

@@ -338,6 +338,13 @@ class TestContinuation:
         driver.run().check_all()
         assert driver.tokens[("rest", 0)] == tokens[4:]
 
+    def test_an_abort_takes_back_an_end_that_nobody_has_been_told(self, driver):
+        """Choice 1 had all its tokens elsewhere; its end waits for the next step."""
+        driver.add("a", range(1, 9), n=2, continued=[[1], [1, 2, 3]], max_tokens=3)
+        assert driver.abort("a")
+        assert driver.step().outputs == []
+        driver.run().check_all()
+
     def test_one_that_has_reached_its_end_ends_without_work(self, driver):
         driver.add("done", range(1, 9), continued=[[1, 2, 3]], max_tokens=3)
         driver.run().check_all()
