@@ -57,17 +57,18 @@ def parse(text: str) -> Primaries:
     """
     # A list of URLs is cut before a scheme only: Sentinels are a list of hosts inside one URL.
     urls = [part.strip() for part in re.split(r",(?=\s*[a-z+]+://)", text)]
-    for url in urls:
-        _check(urlsplit(url))
-    if urlsplit(urls[0]).scheme not in _SCHEMES:
-        if any(urlsplit(url).scheme in _SCHEMES for url in urls):
+    parts = [_split(url) for url in urls]
+    for part in parts:
+        _check(part)
+    if parts[0].scheme not in _SCHEMES:
+        if any(part.scheme in _SCHEMES for part in parts):
             raise ValueError("Sentinels and plain URLs do not go together")
         return Primaries(urls=tuple(urls))
     if len(urls) > 1:
         raise ValueError(
             "expected the Sentinels as one URL: redis+sentinel://host:port,host:port/name"
         )
-    return Primaries(sentinels=_sentinels(urlsplit(urls[0])))
+    return Primaries(sentinels=_sentinels(parts[0]))
 
 
 class Finder:
@@ -129,6 +130,16 @@ class Finder:
             return None
         host, port = (bytes(part).decode() for part in found)
         return sentinels.url_of(host, int(port))
+
+
+def _split(url: str) -> SplitResult:
+    scheme, _, rest = url.partition("://")
+    if scheme not in _SCHEMES:
+        return urlsplit(url)
+    # A list of hosts, of which any may have brackets, is no URL to the standard library.
+    place, _, query = rest.partition("?")
+    hosts, _, path = place.partition("/")
+    return SplitResult(scheme, hosts, f"/{path}", query, "")
 
 
 def _check(parts: SplitResult) -> None:
