@@ -158,8 +158,11 @@ class ServerProcess(ABC):
             self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
+        """SIGSTOP: connections stay open, nothing answers once this returns (on Linux)."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 1.0
+        while self.pid and _runs(self.pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def resume(self) -> None:
         """End a pause."""
@@ -338,6 +341,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _runs(pid: int) -> bool:
+    """Whether a thread of a process that was told to stop still goes on."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            state = stat.read_text().rpartition(")")[2].split()[0]
+        except OSError:  # the thread has ended
+            continue
+        if state not in "TtZX":
+            return True
+    return False
 
 
 def _is_taken(port: int) -> bool:
