@@ -2,9 +2,8 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
-from inferfleet.cli.placement import _ETCD_FLAGS
+from inferfleet.cli.etcd_arguments import add_etcd_arguments
 
 _ABOUT = """\
 A name that clients ask for may stand for several revisions of a model, each with a weight. The
@@ -134,17 +133,7 @@ def _action(
     description: str,
 ) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=help, description=description, epilog=_STATUS)
-    parser.add_argument(
-        "--etcd",
-        default="",
-        metavar="HOST:PORT,...",
-        help="etcd of the fleet; default: of the local fleet in --state-dir",
-    )
-    for flag, help_text in _ETCD_FLAGS.items():
-        parser.add_argument(
-            flag, default="", metavar=flag.rpartition("-")[2].upper(), help=help_text
-        )
-    parser.add_argument("--state-dir", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add_etcd_arguments(parser)
     parser.set_defaults(run=_runner(name))
     return parser
 

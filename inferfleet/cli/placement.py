@@ -2,19 +2,13 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
+
+from inferfleet.cli.etcd_arguments import add_etcd_arguments
 
 _STATUS = """\
 Ends with status 0 if all went well, 3 if there is nothing of the kind, 4 if somebody else wrote a
 map meanwhile, 5 if the map does not fit or an engine refused it, 1 otherwise.
 """
-_ETCD_FLAGS = {
-    "--etcd-tls-ca-file": "CA of etcd's certificate; with https:// the system's",
-    "--etcd-tls-cert-file": "client certificate, if etcd asks for one",
-    "--etcd-tls-key-file": "key of that certificate",
-    "--etcd-user": "user of etcd's own authentication",
-    "--etcd-password-file": "file with that user's password",
-}
 _ABOUT = """\
 The experts of a mixture-of-experts model lie in slots on the engine's ranks; busy experts may have
 several. All engines of a model follow one versioned map in etcd and go over to a new one between
@@ -107,23 +101,13 @@ def _action(
     description: str,
 ) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=help, description=description, epilog=_STATUS)
-    parser.add_argument(
-        "--etcd",
-        default="",
-        metavar="HOST:PORT,...",
-        help="etcd of the fleet; default: of the local fleet in --state-dir",
-    )
-    for flag, help_text in _ETCD_FLAGS.items():
-        parser.add_argument(
-            flag, default="", metavar=flag.rpartition("-")[2].upper(), help=help_text
-        )
+    add_etcd_arguments(parser)
     parser.add_argument(
         "--group",
         default="",
         metavar="NAME",
         help="a served model or its group in etcd; needed if there are several",
     )
-    parser.add_argument("--state-dir", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.set_defaults(run=_runner(name))
     return parser
 

@@ -275,3 +275,21 @@ def wait_until() -> Callable[..., Any]:
 def left_behind() -> Callable[[Path], list[str]]:
     """`processes_of`, for tests."""
     return processes_of
+
+
+@pytest.fixture
+def inferfleet(tmp_path):
+    """Runs one command on the fleet of this test; returns what it printed."""
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "inferfleet.cli.main", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run

@@ -2,32 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from services.engine.loader.tiny_model import TinyShape, write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def inferfleet(tmp_path):
-    """Runs one command on the fleet of this test; returns what it printed."""
-
-    def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "inferfleet.cli.main", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
 
 
 def test_every_engine_follows_a_map_that_an_operator_sets(tmp_path, inferfleet, wait_until):
