@@ -124,7 +124,19 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def carry_on(self, data):
         """Another engine's request comes here, each choice after some of its tokens."""
-        old = data.draw(st.sampled_from(sorted({key for key, _ in self.driver.tokens})))
+        self.move(data.draw(st.sampled_from(sorted({key for key, _ in self.driver.tokens}))), data)
+
+    @rule(prompt=prompts, constraint=st.sampled_from([KINDS["open"], None]), data=st.data())
+    def arrive_and_move(self, prompt, constraint, data):
+        """Several choices are carried on while some run: by `carry_on` alone that is rare."""
+        given = {"constraint": constraint, "max_tokens": 20, "n": 2, "seed": 1, "temperature": 1.0}
+        self.send(prompt, given)
+        key = f"r{self.count - 1}"
+        self.step(data.draw(st.integers(8, 24)))
+        if any(name == key for name, _ in self.driver.tokens):
+            self.move(key, data)
+
+    def move(self, old, data):
         message, driver = self.driver.requests[old], self.driver
         if message.continued or old in driver.failures:
             return
