@@ -88,11 +88,10 @@ class PrefixIndex:
 
     async def match(self, hashes: bytes, needs_state: bool, timeout_s: float) -> list[Match]:
         """Longest contiguous prefix of the prompt per engine, of those that hold any of it."""
-        reply = await self._store.match(hashes, needs_state, timeout_s)
         found = []
-        for name, blocks in zip(reply[::2], reply[1::2], strict=True):
+        for name, blocks in await self._store.match(hashes, needs_state, timeout_s):
             epoch, _, engine_id = name.decode().partition(" ")
-            found.append(Match(engine_id, int(epoch), int(blocks)))
+            found.append(Match(engine_id, int(epoch), blocks))
         return found
 
     async def forget(self, engine_id: str, epoch_ms: int) -> bool:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import redis.asyncio as aioredis
+from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
 from services.common.ending import ended
 from services.common.redis_tls import read_files_anew
+from services.kvcache.client import Client
 from services.kvcache.primaries import Finder, parse
 
 log = logging.getLogger(__name__)
@@ -107,7 +109,7 @@ class Link:
         for client in self._clients.values():
             with contextlib.suppress(*_PASS_ON):
                 await client.aclose()
-                await client.connection_pool.disconnect()
+                await client.drop()
 
     async def call(
         self, made: Callable[[Any], Coroutine[Any, Any, Any]], timeout_s: float = CALL_TIMEOUT_S
@@ -192,7 +194,7 @@ class Link:
         self._available, self._slow, self._looked, self._unsuitable = True, False, True, None
         if old and old != url:
             with contextlib.suppress(*_PASS_ON):
-                await self._clients[old].connection_pool.disconnect()
+                await self._clients[old].drop()
 
     def _refuse(self, unsuitable: str) -> None:
         if unsuitable != self._unsuitable:
@@ -204,7 +206,7 @@ class Link:
         """What makes this server unfit, or None."""
         client = self._clients.get(url)
         if client is None:
-            client = aioredis.Redis(connection_pool=_pool(url, self._settings))
+            client = Client(_pool(url, self._settings))
             self._clients[url] = client
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             try:
@@ -226,8 +228,8 @@ def unfit(info: dict[str, Any]) -> str | None:
         return "this is a sentinel, not a Redis: give redis+sentinel://host:port/primary-name"
     if mode != "standalone":
         return (
-            f"this Redis runs in {mode} mode: one Match reads a whole prompt's keys in one script, "
-            "which a Cluster would spread over nodes; give a single primary"
+            f"this Redis runs in {mode} mode: one Match reads a whole prompt's keys at once, and a "
+            "Cluster would spread them over nodes; give a single primary"
         )
     version = str(info.get("redis_version", "0"))
     if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < _OLDEST_REDIS:
@@ -261,7 +263,7 @@ def _tls(settings: StoreSettings) -> dict[str, str]:
     return {key: path for key, path in files.items() if path}
 
 
-def _pool(url: str, settings: StoreSettings) -> aioredis.ConnectionPool:
+def _pool(url: str, settings: StoreSettings) -> ConnectionPool:
     options: dict[str, Any] = {
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
@@ -275,7 +277,7 @@ def _pool(url: str, settings: StoreSettings) -> aioredis.ConnectionPool:
         options["password"] = settings.password
     if url.startswith("rediss:"):
         options |= _tls(settings)
-    pool = aioredis.BlockingConnectionPool.from_url(url, **options)
+    pool = BlockingConnectionPool.from_url(url, **options)
     read_files_anew(pool)
     return pool
 

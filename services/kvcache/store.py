@@ -1,14 +1,22 @@
 """The index's commands and scripts on Redis; `link` says which Redis and bounds each call."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import redis.asyncio as aioredis
 
+from services.common.block_hash import INDEX_HASH_BYTES
+from services.kvcache.client import pack
 from services.kvcache.link import CALL_TIMEOUT_S, Link, StoreAwayError, StoreSettings
+from services.kvcache.prefixes import Prefixes
 
 _LUA = Path(__file__).parent / "lua"
+_KEYS_AT_ONCE = 1_024
+"""Redis serves nobody else meanwhile: about 0.2 ms."""
+_FEW = struct.Struct("16s" * 64)
 
 
 class Store:
@@ -30,7 +38,7 @@ class Store:
             name: registry.register_script(owners + (_LUA / f"{name}.lua").read_text())
             for name in ("apply", "forget", "touch", "sweep")
         }
-        self._scripts["match"] = registry.register_script((_LUA / "match.lua").read_text())
+        self._read_live = pack(b"HGETALL", self.live_key.encode())
 
     @property
     def available(self) -> bool:
@@ -49,13 +57,20 @@ class Store:
         """Close all connections; idempotent."""
         await self._link.close()
 
-    async def match(self, hashes: bytes, needs_state: bool, timeout_s: float) -> list[Any]:
-        """Flat list of b"<epoch> <engine id>" and matched blocks."""
+    async def match(
+        self, hashes: bytes, needs_state: bool, timeout_s: float
+    ) -> list[tuple[bytes, int]]:
+        """b"<epoch> <engine id>" and matched blocks of those that hold any of the prompt.
+
+        Who is live is read before the blocks: what a life that ends meanwhile has held may be
+        counted, as if it had been asked for a moment earlier, and nothing of a later one.
+        """
         if self._link.slow:
             raise StoreAwayError("Redis was too slow for a match and has not answered since")
-        arguments = (hashes, int(needs_state), self.entry_prefix)
-        reply: list[Any] = await self._run("match", [self.live_key], arguments, timeout_s)
-        return reply
+        found: list[tuple[bytes, int]] = await self._link.call(
+            lambda client: self._match(client, hashes, needs_state), timeout_s
+        )
+        return found
 
     async def script(self, name: str, arguments: Sequence[Any]) -> Any:
         """Run a script that writes; its keys are owners, live and meta."""
@@ -81,6 +96,32 @@ class Store:
         reply = await self._command("SCAN", cursor, "MATCH", pattern, "COUNT", count)
         return int(reply[0]), list(reply[1])
 
+    async def _match(
+        self, client: Any, hashes: bytes, needs_state: bool
+    ) -> list[tuple[bytes, int]]:
+        steps = self._reads(hashes)
+        live, entries = await client.ask(self._read_live + next(steps), 2)
+        names = dict(zip(live[::2], live[1::2], strict=True))
+        prefixes = Prefixes(names, needs_state)
+        prefixes.take(entries)
+        for step in steps:
+            if not prefixes.open:
+                break
+            (entries,) = await client.ask(step, 1)
+            prefixes.take(entries)
+        return prefixes.found()
+
+    def _reads(self, hashes: bytes) -> Iterator[bytes]:
+        """MGETs of the blocks' entries, ready to send: all keys are of one length."""
+        prefix = self.entry_prefix.encode()
+        before = b"\r\n$%d\r\n%s" % (len(prefix) + INDEX_HASH_BYTES, prefix)
+        step = _KEYS_AT_ONCE * INDEX_HASH_BYTES
+        for start in range(0, len(hashes), step):
+            part = hashes[start : start + step]
+            digests = _split(part)
+            head = b"*%d\r\n$4\r\nMGET" % (len(digests) + 1)
+            yield b"".join((head, before, before.join(digests), b"\r\n"))
+
     async def _run(
         self, name: str, keys: list[str], arguments: Sequence[Any], timeout_s: float
     ) -> Any:
@@ -89,3 +130,13 @@ class Store:
 
     async def _command(self, *words: Any) -> Any:
         return await self._link.call(lambda client: client.execute_command(*words))
+
+
+def _split(joined: bytes) -> list[bytes]:
+    """The digests one by one; many at a time, which takes a third of slicing each."""
+    whole = len(joined) // _FEW.size * _FEW.size
+    rest = range(whole, len(joined), INDEX_HASH_BYTES)
+    return [
+        *chain.from_iterable(_FEW.iter_unpack(joined[:whole])),
+        *(joined[start : start + INDEX_HASH_BYTES] for start in rest),
+    ]
