@@ -231,15 +231,24 @@ class _MembersOnly(grpc.aio.ServerInterceptor):
 class _Edge(grpc.aio.ServerInterceptor):
     """Parses requests inside our own guard and turns what handlers raise into statuses."""
 
+    def __init__(self) -> None:
+        self._guarded: dict[str, tuple[Any, Any]] = {}
+        """By method: its handler, and what guards it. As many as the server's methods."""
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith("/grpc."):
+        method = handler_call_details.method
+        if handler is None or method.startswith("/grpc."):
             return handler
-        return _guarded(handler, handler_call_details.method)
+        known, guarded = self._guarded.get(method, (None, None))
+        if known is not handler:
+            guarded = _guarded(handler, method)
+            self._guarded[method] = handler, guarded
+        return guarded
 
 
 def _guarded(handler: Any, method: str) -> Any:
