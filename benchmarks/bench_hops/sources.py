@@ -15,6 +15,7 @@ import uvloop
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet.v1 import inference_pb2
 from services.common import rpc
+from services.common.carrier import RunMany
 from services.common.text.byte_level import byte_assets
 
 MODEL = "bench"
@@ -53,6 +54,12 @@ class StreamingEngine(engine_pb2_grpc.EngineServicer):
             vocab_size=300,
             tokenizer_digest=byte_assets().digest,
         )
+        self.many = RunMany(
+            self.Run,
+            parse=engine_pb2.EngineRequest.FromString,
+            serialise=inference_pb2.GenerateResponse.SerializeToString,
+            patient=True,
+        )
 
     async def GetInfo(self, request, context):
         return self.info
@@ -65,6 +72,9 @@ class StreamingEngine(engine_pb2_grpc.EngineServicer):
         while True:
             yield engine_pb2.LoadReport(engine_id="e", epoch_ms=1, total_blocks=1_000_000)
             await asyncio.sleep(0.5)
+
+    async def RunMany(self, request_iterator, context):
+        await self.many(request_iterator, context)
 
     async def Run(self, request, context):
         make, asked = inference_pb2.GenerateResponse, request.request

@@ -1,13 +1,13 @@
 """One request's way through the balancer: wait for a place, choose, forward, go on elsewhere.
 
-`Exchange.messages` is the whole story; whatever way it ends, `close` (idempotent) leaves the books
+`Exchange.run` is the whole story; whatever way it ends, `close` (idempotent) leaves the books
 exact: the ticket at the engine ended, the call to it cancelled, the place at the door given back.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,12 @@ from services.balancer.registry import EngineRegistry
 from services.balancer.router import Router
 from services.balancer.stats import Stats
 from services.common import errors, telemetry
+from services.common.carrier import take
 from services.common.interruption import Interruption
 from services.common.rpc import ENGINE_ID_KEY, REQUEST_ID_KEY, remaining_s
 
 log = logging.getLogger(__name__)
 
-RUN_METHOD = "/inferfleet.internal.v1.Engine/Run"
 _POLL_S = 0.05
 
 
@@ -91,8 +91,8 @@ class Exchange:
         """Of the engine that answered first."""
         self._charged_tokens = 0
 
-    async def messages(self) -> AsyncIterator[bytes]:
-        """The client's stream.
+    async def run(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """The whole of it, written to the client.
 
         Raises:
             FleetError: what the client is told.
@@ -101,12 +101,13 @@ class Exchange:
             attempt = await self._next()
             failure: Failure | None = None
             try:
-                async for raw in attempt.call:
-                    out = self._take(attempt, raw)
-                    if out is not None:
-                        if not self.greeted:
-                            await self._greet(attempt.engine)
-                        yield out
+                while messages := await take(attempt.call):
+                    for raw in messages:
+                        out = self._take(attempt, raw)
+                        if out is not None:
+                            if not self.greeted:
+                                await self._greet(attempt.engine)
+                            await write(out)
                 if not self._recovery.ledger.complete:
                     failure = failures.truncated()
             except (grpc.RpcError, asyncio.CancelledError, errors.FleetError) as error:
@@ -117,7 +118,7 @@ class Exchange:
                 return  # after the Summary there is nothing left to lose
             last = self._recover(attempt, failure)
             if last is not None:
-                yield last
+                await write(last)
                 return
 
     def close(self) -> None:
@@ -248,15 +249,14 @@ class Exchange:
 
     def _open(self, member: Member, engine: EngineView) -> Any:
         """The call to the engine; its messages are bytes."""
+        assert member.link is not None, "the registry's members have one"
         metadata = (
-            *self._rooms.metadata,
             (REQUEST_ID_KEY, self._asked.request_id),
             *telemetry.inject(trace.set_span_in_context(self._span)),
         )
-        method: Any = member.channel.unary_stream(RUN_METHOD)
-        return method(
+        return member.link.run(
             self._recovery.request_to(engine),
-            timeout=remaining_s(self._context),
+            timeout_s=remaining_s(self._context),
             metadata=metadata,
         )
 

@@ -13,6 +13,7 @@ from inferfleet.internal.v1 import engine_pb2
 from services.balancer.breaker import Breaker
 from services.balancer.decayed_sum import DecayedSum
 from services.balancer.engine_view import RECENT_S, EngineState, EngineView
+from services.common.carrier import Link
 
 # A report this soon after a dispatch may have been written before the request arrived.
 CREDIT_GRACE_S = 0.02
@@ -66,7 +67,8 @@ class Member:
 
     Args:
         info: its record; replaced as a whole when the registry has news.
-        channel: to its Engine service; owned by whoever made the member.
+        channel: to its Engine service; owned by whoever made the member, as is `link`.
+        link: how requests are sent there; None for a member that gets none.
         clock: monotonic seconds.
     """
 
@@ -78,9 +80,11 @@ class Member:
         *,
         stall_limit_s: float,
         clock: Callable[[], float],
+        link: Link | None = None,
     ) -> None:
         self.info = info
         self.channel = channel
+        self.link = link
         self.breaker = breaker
         self.registered = True
         self.connected = False

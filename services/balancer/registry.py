@@ -18,6 +18,7 @@ from services.balancer.config import BalancerConfig
 from services.balancer.engine_view import EngineState, EngineView
 from services.balancer.load_watch import watch_load
 from services.balancer.member import Member
+from services.common.carrier import Link
 from services.common.rpc import Membership
 
 log = logging.getLogger(__name__)
@@ -180,13 +181,17 @@ class EngineRegistry:
         if old is not None:
             self._remove(old, "a new process has its id")
         config = self._config
+        channel = self._membership.channel(info.address)
+        link = Link(self._membership, info.address, channel)
         member = Member(
             info,
-            self._membership.channel(info.address),
+            channel,
             Breaker(config.breaker_failures, config.breaker_open_s),
             stall_limit_s=config.stall_limit_s,
             clock=self._clock,
+            link=link,
         )
+        link.prepare()
         self._members[info.engine_id] = member
         if len(self._known_models) < _MAX_KNOWN_MODELS:
             self._known_models.add(info.model)
@@ -250,4 +255,6 @@ async def _close(member: Member, watch: "asyncio.Task[None]") -> None:
         if not member.in_flight:
             break
         await asyncio.sleep(_TICK_S)
+    if member.link is not None:
+        await member.link.close()
     await member.channel.close(None)

@@ -1,23 +1,25 @@
-"""Engine/Run as the balancer serves it: bytes in, bytes out, one `route` span around each call."""
+"""Engine/Run and RunMany as the balancer serves them: bytes in, bytes out, one `route` span around
+each stream."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 from opentelemetry import trace
 
+from inferfleet.internal.v1 import engine_pb2
 from services.balancer.exchange import Exchange, Rooms
 from services.balancer.incoming import Incoming, asked_of, parse
 from services.common import errors, telemetry
+from services.common.carrier import RunMany
 from services.common.rpc import REQUEST_ID_KEY
 
 SERVICE_NAME = "inferfleet.internal.v1.Engine"
 
 
 class RunServicer:
-    """Serves Run and nothing else of the Engine service.
+    """Serves Run, alone and many in one call, and nothing else of the Engine service.
 
     Args:
         rooms: what an exchange works with.
@@ -29,13 +31,19 @@ class RunServicer:
         self._tracer = tracer
         self._draining = False
         self._running: set[Exchange] = set()
+        self._many = RunMany(self.Run, parse=parse)
         self._idle = asyncio.Event()
         self._idle.set()
 
     def handler(self) -> Any:
         """For `server.add_generic_rpc_handlers`: responses are bytes already."""
         run: Any = grpc.unary_stream_rpc_method_handler(self.Run, request_deserializer=parse)
-        return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Run": run})
+        many: Any = grpc.stream_stream_rpc_method_handler(
+            self._many,
+            request_deserializer=engine_pb2.RunFrames.FromString,
+            response_serializer=engine_pb2.AnswerFrames.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Run": run, "RunMany": many})
 
     async def drain(self) -> None:
         """Refuse new calls and return when the running ones have ended."""
@@ -43,16 +51,15 @@ class RunServicer:
         await self._idle.wait()
 
     async def cut(self, patience_s: float) -> None:
-        """End the calls that still run with a status, and wait a little until they have it."""
+        """End the streams that still run with a status, and wait a little until callers have it."""
         self._draining = True
         for exchange in list(self._running):
             exchange.cut()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), patience_s)
+        await self._many.close(patience_s)
 
-    async def Run(
-        self, incoming: Incoming, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[bytes]:
+    async def Run(self, incoming: Incoming, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """Route one request and stream the answer of whichever engines produce it."""
         if self._draining:
             raise errors.UnavailableError(
@@ -95,8 +102,7 @@ class RunServicer:
         hook: Any = close
         context.add_done_callback(hook)
         try:
-            async for message in exchange.messages():
-                yield message
+            await exchange.run(context.write)
             status = "OK"
         except errors.FleetError as error:
             status = error.code.name

@@ -22,6 +22,7 @@ from inferfleet.internal.v1 import (
 )
 from inferfleet.v1 import inference_pb2
 from services.common import rpc
+from services.common.carrier import RunMany
 from services.common.registry import ENGINES_PREFIX
 
 MODEL = "tiny"
@@ -110,6 +111,8 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
         )
         self.requests: list[engine_pb2.EngineRequest] = []
         self.metadata: list[dict[str, Any]] = []
+        self.shown: list[dict[str, Any]] = []
+        """Metadata of the calls that hold many."""
         self.running = 0
         self.refuse_with: Exception | None = None
         self.drain_with: Exception | None = None
@@ -122,6 +125,13 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
         self.report_every_s = 0.05
         self.silent = False
         self._server: grpc.aio.Server | None = None
+        self.serves_many = True
+        """False: one of the version before."""
+        self.many = RunMany(
+            self.Run,
+            parse=engine_pb2.EngineRequest.FromString,
+            serialise=inference_pb2.GenerateResponse.SerializeToString,
+        )
         self._report = asyncio.Event()
         self._core_runs = asyncio.Event()
         self._core_runs.set()
@@ -174,6 +184,12 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
             raise self.drain_with
         self.load.draining = True
         return engine_pb2.DrainResponse(streams_ended=self.running)
+
+    async def RunMany(self, request_iterator: Any, context: Any) -> None:
+        if not self.serves_many:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "as before it was there")
+        self.shown.append(dict(context.invocation_metadata()))
+        await self.many(request_iterator, context)
 
     async def Run(self, request: engine_pb2.EngineRequest, context: Any) -> AsyncIterator[Any]:
         self.requests.append(request)

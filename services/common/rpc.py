@@ -45,8 +45,12 @@ STREAM_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.lookahead_bytes", 2048),
     ("grpc.http2.bdp_probe", 0),
 ]
+# For calls that carry many streams, each with a window of its own.
+_CARRIER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.http2.lookahead_bytes", 256 * 1024),
+    ("grpc.http2.bdp_probe", 0),
+]
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    *STREAM_OPTIONS,
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
     # A peer that is there and silent is given up after 11 + 8 s. What counts is the ping's timeout,
@@ -108,14 +112,24 @@ class Membership:
         """What a member adds to each call."""
         return ((TOKEN_KEY, self.token),) if self.token else ()
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """A channel to another member; connects on first use and reconnects by itself."""
+    @property
+    def version(self) -> int:
+        """Of the certificates: differs once new connections are made with others."""
+        return self.files.newest()[0] if self.files is not None else 0
+
+    def channel(self, address: str, *, carries_many: bool = False) -> grpc.aio.Channel:
+        """A channel to another member; connects on first use and reconnects by itself.
+
+        Args:
+            carries_many: for calls whose one stream holds those of many requests.
+        """
+        options = (_CARRIER_OPTIONS if carries_many else STREAM_OPTIONS) + _CHANNEL_OPTIONS
         if self.ca is None:
-            return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            return grpc.aio.insecure_channel(address, options=options)
         if self.files is not None:
-            return FreshChannel(address, self.files, _CHANNEL_OPTIONS)
+            return FreshChannel(address, self.files, options)
         credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
-        return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(address, credentials, options=options)
 
     def bind(self, server: grpc.aio.Server, address: str, *, members_only: bool = True) -> int:
         """Listen on host:port (port 0: a free one) and return the port.
@@ -258,7 +272,7 @@ def _guarded(handler: Any, method: str) -> Any:
     )
 
     def request_of(raw: Any) -> Any:
-        return _parsed_stream(raw, parse) if handler.request_streaming else _parsed(raw, parse)
+        return _parsed_stream(raw, parse) if handler.request_streaming else parsed(raw, parse)
 
     async def answer(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
@@ -306,7 +320,12 @@ def _refusing(handler: Any, error: errors.FleetError) -> Any:
     return _rebuilt(handler, stream if handler.response_streaming else answer)
 
 
-def _parsed(raw: bytes, parse: Callable[[bytes], Any]) -> Any:
+def parsed(raw: bytes, parse: Callable[[bytes], Any]) -> Any:
+    """A message of a caller.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
     try:
         return parse(raw)
     except DecodeError as error:
@@ -319,7 +338,7 @@ async def _parsed_stream(
     raw: AsyncIterator[bytes], parse: Callable[[bytes], Any]
 ) -> AsyncIterator[Any]:
     async for message in raw:
-        yield _parsed(message, parse)
+        yield parsed(message, parse)
 
 
 async def _abort(
@@ -327,17 +346,23 @@ async def _abort(
 ) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if isinstance(error, grpc.RpcError):
-        error = errors.error_of(error)
-    if not isinstance(error, errors.FleetError):
-        # What the transport raises is mostly a call that has just ended, told to a handler late.
-        level = logging.DEBUG if isinstance(error, grpc.aio.InternalError) else logging.ERROR
-        log.log(level, "unhandled error in %s", method, exc_info=error)
-        error = errors.InternalError(f"internal error: {type(error).__name__}")
+    told = told_as(error, method)
     try:
-        await context.abort(error.code, error.message[:1024], errors.trailers_of(error))
+        await context.abort(told.code, told.message[:1024], errors.trailers_of(told))
     except grpc.aio.InternalError as gone:
         raise asyncio.CancelledError from gone  # the call has ended: nobody is left to tell
+
+
+def told_as(error: Exception, method: str) -> errors.FleetError:
+    """What a caller is told of an exception that a handler has raised."""
+    if isinstance(error, grpc.RpcError):
+        error = errors.error_of(error)
+    if isinstance(error, errors.FleetError):
+        return error
+    # What the transport raises is mostly a call that has just ended, told to a handler late.
+    level = logging.DEBUG if isinstance(error, grpc.aio.InternalError) else logging.ERROR
+    log.log(level, "unhandled error in %s", method, exc_info=error)
+    return errors.InternalError(f"internal error: {type(error).__name__}")
 
 
 def _check_readable(path: str, key: str) -> None:

@@ -179,6 +179,7 @@ class EngineServer:
         servicer = EngineServicer(front, run, info, assets)
         engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)
         await self._listen(server)
+        self._exit.push_async_callback(servicer.close, _LAST_WORDS_S)
         if config.public:
             await self._start_public(PublicServicer(run, facts, assets, tokenizer))
         self._start_metrics()

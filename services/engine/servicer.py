@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -13,6 +13,7 @@ from opentelemetry.context import Context
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet.v1 import inference_pb2
 from services.common import errors, rpc, telemetry
+from services.common.carrier import RunMany
 from services.common.text import TextAssets
 from services.engine.front import Front
 from services.engine.front_spans import FrontSpans
@@ -120,6 +121,20 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self._run = run
         self._info = info
         self._assets = assets
+        self._many = RunMany(
+            self.Run,
+            parse=engine_pb2.EngineRequest.FromString,
+            serialise=inference_pb2.GenerateResponse.SerializeToString,
+            patient=True,
+        )
+
+    async def RunMany(self, request_iterator: AsyncIterator[Any], context: Any) -> None:
+        """Run, many times in one call."""
+        await self._many(request_iterator, context)
+
+    async def close(self, patience_s: float) -> None:
+        """End the calls that hold many, once what they hold has ended and been told."""
+        await self._many.close(patience_s)
 
     async def Run(
         self, request: engine_pb2.EngineRequest, context: ServerContext

@@ -3,18 +3,18 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
 from services.common import errors
-from services.common.fresh_channel import closed_when_idle
+from services.common.carrier import Link, take
+from services.common.carrier.link import closed_with
 from services.common.rpc import ENGINE_ID_KEY, Membership
 
 log = logging.getLogger(__name__)
 
-RUN = "/inferfleet.internal.v1.Engine/Run"
 RETRY_PAUSE_S = 0.1
 WARN_EVERY_S = 1.0
 # A later try must win over one that a lost balancer may still have running; balancers count on
@@ -40,7 +40,7 @@ class Upstream:
         self, call: Any, first: bytes, *, engine_id: str, tries: int, stall_s: float
     ) -> None:
         self._call = call
-        self._first = first
+        self._first: bytes | None = first
         self._stall_s = stall_s
         self._stalled = False
         self._loop = asyncio.get_running_loop()
@@ -50,19 +50,21 @@ class Upstream:
         self.tries = tries
         """How often the request has been sent to a balancer, this time included."""
 
-    async def messages(self) -> AsyncGenerator[bytes, None]:
-        """All messages, the first included; to be called once.
+    async def take(self) -> Sequence[bytes]:
+        """The messages that are here by now, waiting for one; none: that was the end.
 
         Raises:
             BalancerLostError: the balancer is gone.
             FleetError: the stream ended with a status, or fell silent.
         """
-        self._look()
+        first, self._first = self._first, None
+        if first is not None:
+            self._look()
+            return (first,)
         try:
-            yield self._first
-            while (raw := await self._call.read()) is not grpc.aio.EOF:
-                self._heard_s = self._loop.time()
-                yield raw
+            messages = await take(self._call)
+            self._heard_s = self._loop.time()
+            return messages
         except grpc.RpcError as error:
             raise _after_start(error) from error
         except asyncio.CancelledError:
@@ -72,8 +74,6 @@ class Upstream:
                 ) from None
             raise_if_aborted(self._call)
             raise
-        finally:
-            self.cancel()
 
     def cancel(self) -> None:
         """Tell the other side that nobody listens any more; idempotent."""
@@ -107,7 +107,7 @@ class Balancers:
         self._membership = membership
         self._retry_s = retry_s
         self._stall_s = stall_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, tuple[grpc.aio.Channel, Link]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._turn = 0
         self._silent_until: dict[str, float] = {}
@@ -157,15 +157,26 @@ class Balancers:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
         channels, self._channels = self._channels, {}
-        for channel in channels.values():
+        for channel, link in channels.values():
+            await link.close()
             await channel.close()
+
+    def prepare(self) -> None:
+        """Connect to those that are there."""
+        for address in self._addresses():
+            self._channel(address)[1].prepare()
+
+    @property
+    def carried(self) -> bool:
+        """Whether requests to all that are there will share a call with others."""
+        return all(self._channel(address)[1].carries for address in self._addresses())
 
     async def forget_absent(self) -> None:
         """Close the channels of balancers that are no longer there."""
         present = set(self._addresses())
         for address in [a for a in self._channels if a not in present]:
             # Closing cancels: one that drains has streams, which are to end by themselves.
-            task = asyncio.ensure_future(closed_when_idle(self._channels.pop(address)))
+            task = asyncio.ensure_future(closed_with(*self._channels.pop(address)))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
             self._silent_until.pop(address, None)
@@ -186,21 +197,22 @@ class Balancers:
         return sorted(order, key=self._is_failing)
 
     def _is_failing(self, address: str) -> bool:
-        state = self._channel(address).get_state()
+        state = self._channel(address)[0].get_state()
         return state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = self._membership.channel(address)
-        return channel
+    def _channel(self, address: str) -> tuple[grpc.aio.Channel, Link]:
+        known = self._channels.get(address)
+        if known is None:
+            channel = self._membership.channel(address)
+            known = channel, Link(self._membership, address, channel)
+            self._channels[address] = known
+        return known
 
     async def _try(
         self, address: str, wire: bytes, metadata: Metadata, timeout_s: float, tries: int
     ) -> Upstream:
-        run: Any = self._channel(address).unary_stream(RUN)  # no serialisers: raw bytes both ways
-        sent = (*self._membership.metadata, *metadata)
-        call = run(_numbered(wire, tries), metadata=sent, timeout=timeout_s)
+        _, link = self._channel(address)
+        call = link.run(_numbered(wire, tries), metadata=metadata, timeout_s=timeout_s)
         try:
             first = await call.read()
             if first is grpc.aio.EOF:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from services.gateway.balancers import BalancerLostError, Balancers, Metadata, U
 from services.gateway.checks import refuse, request_id_problem
 from services.gateway.door import Admitted, Door, resumed
 from services.gateway.in_flight import InFlight
+from services.gateway.joining import joined
 from services.gateway.keys_file import Identity
 from services.gateway.observation import Metrics, Observation
 from services.gateway.quota.fit import Need, check_fit
@@ -189,13 +190,12 @@ class Exchange:
             lost = False
             assert self._upstream is not None, "the exchange is not open"
             try:
-                async with contextlib.aclosing(self._upstream.messages()) as messages:
-                    async for raw in messages:
-                        out = ledger.accept(raw)
-                        for said in read(out) if out is not None else ():
-                            saw(said)
-                            yield said
+                while messages := await self._upstream.take():
+                    for said in self._said(messages, read):
+                        saw(said)
+                        yield said
             except (BalancerLostError, CancelledError) as error:
+                self._upstream.cancel()
                 if not self._interruption.told and not isinstance(error, BalancerLostError):
                     raise
                 if self._observed.complete:
@@ -210,6 +210,15 @@ class Exchange:
                         yield said
         if not self._observed.complete:
             raise AbortedError("the stream ended without its summary")
+
+    def _said(
+        self, messages: Sequence[bytes], read: Callable[[bytes], Iterable[bytes]]
+    ) -> Sequence[bytes]:
+        """What the caller gets of these."""
+        accept = self._ledger.accept
+        return joined(
+            said for raw in messages if (out := accept(raw)) is not None for said in read(out)
+        )
 
     async def _carry_on(self, ledger: StreamLedger, lost: FleetError) -> None:
         """Open the stream once more, from where the caller has it.

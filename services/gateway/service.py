@@ -123,6 +123,7 @@ class GatewayService:
         self._spawn(self._tenants.follow(), "keys")
         if self._balancer_view is not None:
             self._spawn(self._follow_balancers(self._balancer_view), "balancers")
+        self._balancers.prepare()
         http_address = await self._http.start(config.host, config.http_port)
         await self._server.start()
         metrics_address = self._metrics_server.start(config.host, config.metrics_port)
@@ -172,6 +173,11 @@ class GatewayService:
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._telemetry.close)
 
+    @property
+    def carried(self) -> bool:
+        """Whether requests share a call to each balancer with others."""
+        return self._balancers.carried
+
     async def failed(self) -> str:
         """The reason why the gateway cannot go on."""
         return await self._failure
@@ -211,6 +217,7 @@ class GatewayService:
         while True:
             version = await view.wait_change(version)
             await self._balancers.forget_absent()
+            self._balancers.prepare()
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

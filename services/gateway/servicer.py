@@ -42,9 +42,7 @@ class InferenceServicer:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
-    async def generate(
-        self, request: inference_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[bytes]:
+    async def generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
         exchange = Exchange(self._rooms, request, self._caller(context, "Generate"))
         # A generator that waits for its reader is not told of a cancel; this is.
         context.add_done_callback(_then(exchange.abandon))
@@ -53,7 +51,7 @@ class InferenceServicer:
             contextlib.aclosing(exchange.messages()) as messages,
         ):
             async for raw in messages:
-                yield raw
+                await context.write(raw)
 
     async def complete(
         self, request: inference_pb2.GenerateRequest, context: Context

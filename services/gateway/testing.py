@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet.v1 import inference_pb2, inference_pb2_grpc
 from services.common import rpc
+from services.common.carrier import RunMany
 from services.common.errors import FleetError
 from services.common.text import Tokenizer
 from services.common.text.byte_level import byte_assets
@@ -79,6 +80,11 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
         self.changed = asyncio.Condition()
         self.address = ""
         self.server: grpc.aio.Server | None = None
+        self.many = RunMany(
+            self.Run,
+            parse=engine_pb2.EngineRequest.FromString,
+            serialise=Event.SerializeToString,
+        )
 
     async def start(self, membership: rpc.Membership | None = None) -> None:
         """Listen on a free port, told in `address`."""
@@ -98,6 +104,9 @@ class EngineDouble(engine_pb2_grpc.EngineServicer):
         """Return once the condition holds; looked at whenever a stream begins or ends."""
         async with asyncio.timeout(10), self.changed:
             await self.changed.wait_for(condition)
+
+    async def RunMany(self, request_iterator: Any, context: Any) -> None:
+        await self.many(request_iterator, context)
 
     async def Run(self, request: engine_pb2.EngineRequest, context: Any) -> AsyncIterator[Event]:
         self.requests.append(request)
@@ -240,8 +249,15 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(*engines: EngineDouble, **keys: Any) -> AsyncIterator[Running]:
-    """A gateway in this process before some doubles; `keys` are those of its configuration."""
+async def running_gateway(
+    *engines: EngineDouble, carried: bool = True, **keys: Any
+) -> AsyncIterator[Running]:
+    """A gateway in this process before some doubles.
+
+    Args:
+        carried: wait until requests will share calls to them.
+        keys: of its configuration.
+    """
     addresses = tuple(engine.address for engine in engines)
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready"
@@ -259,6 +275,10 @@ async def running_gateway(*engines: EngineDouble, **keys: Any) -> AsyncIterator[
         service = GatewayService(replace(config, **keys), exporter=spans)
         try:
             await service.start()
+            if carried:
+                async with asyncio.timeout(10):
+                    while not service.carried:
+                        await asyncio.sleep(0.01)
             told = json.loads(await asyncio.to_thread(ready.read_text))
             yield Running(
                 service, told["address"], told["http_address"], told["metrics_address"], spans

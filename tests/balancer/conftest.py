@@ -71,6 +71,8 @@ class Fleet:
         await engine.start()
         await self.keys.register(engine)
         await self.until_state(engine_id, "serving")
+        link = self.service.rooms.registry.member(engine_id).link
+        await until(lambda: link.carries or not engine.serves_many, f"{engine_id} carries")
         return engine
 
     def state(self, engine_id: str) -> str:

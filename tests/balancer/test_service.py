@@ -182,7 +182,7 @@ async def test_only_members_are_served(make_fleet, tmp_path, engine_request):
         await fleet.admin().ListEngines(fleet_pb2.ListEnginesRequest())
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     await fleet.ask(engine_request(), metadata=((TOKEN_KEY, "s3cret"),))
-    assert engine.metadata[0][TOKEN_KEY] == "s3cret", "we show it to engines as well"
+    assert engine.shown[0][TOKEN_KEY] == "s3cret", "we show it to engines as well"
 
 
 @pytest.mark.parametrize(

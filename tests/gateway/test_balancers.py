@@ -110,14 +110,14 @@ async def test_a_stream_goes_on_at_one_that_has_left_the_registry(engine):
     upstream = await balancers.open(
         engine_pb2.EngineRequest().SerializeToString(), (), time.monotonic() + 30
     )
-    messages = upstream.messages()
-    await anext(messages)
+    assert len(await upstream.take()) == 1
     present.clear()
     await balancers.forget_absent()
     with pytest.raises(errors.UnavailableError, match="no balancer is known"):
         await balancers.open(b"", (), time.monotonic() + 30)
     go_on.set()
-    assert len([raw async for raw in messages]) == 1
+    assert len(await upstream.take()) == 1
+    assert not await upstream.take()
     await balancers.close()
 
 
@@ -276,7 +276,7 @@ async def test_with_nobody_else_the_stream_breaks(engine):
 
 
 async def test_nobody_to_ask(engine):
-    async with running_gateway(engine, balancers=("127.0.0.1:1",)) as gateway:
+    async with running_gateway(engine, balancers=("127.0.0.1:1",), carried=False) as gateway:
         async with grpc.aio.insecure_channel(gateway.address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await ask(channel, gateway)

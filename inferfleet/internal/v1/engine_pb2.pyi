@@ -27,6 +27,72 @@ class EngineRequest(_message.Message):
     shown_token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., tenant: _Optional[str] = ..., salt: _Optional[bytes] = ..., attempt: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., numerics_id: _Optional[str] = ..., model_revision: _Optional[str] = ..., shown_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class RunFrames(_message.Message):
+    __slots__ = ("opened", "credited", "credits", "cancelled")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    CREDITED_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    opened: _containers.RepeatedCompositeFieldContainer[Opening]
+    credited: _containers.RepeatedScalarFieldContainer[int]
+    credits: _containers.RepeatedScalarFieldContainer[int]
+    cancelled: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., credited: _Optional[_Iterable[int]] = ..., credits: _Optional[_Iterable[int]] = ..., cancelled: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("stream", "request", "metadata", "timeout_s", "window_bytes")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    request: bytes
+    metadata: _containers.RepeatedCompositeFieldContainer[Header]
+    timeout_s: float
+    window_bytes: int
+    def __init__(self, stream: _Optional[int] = ..., request: _Optional[bytes] = ..., metadata: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., timeout_s: _Optional[float] = ..., window_bytes: _Optional[int] = ...) -> None: ...
+
+class Header(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class AnswerFrames(_message.Message):
+    __slots__ = ("greeted", "streams", "messages", "ended")
+    GREETED_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    greeted: _containers.RepeatedCompositeFieldContainer[Greeting]
+    streams: _containers.RepeatedScalarFieldContainer[int]
+    messages: _containers.RepeatedScalarFieldContainer[bytes]
+    ended: _containers.RepeatedCompositeFieldContainer[Ending]
+    def __init__(self, greeted: _Optional[_Iterable[_Union[Greeting, _Mapping]]] = ..., streams: _Optional[_Iterable[int]] = ..., messages: _Optional[_Iterable[bytes]] = ..., ended: _Optional[_Iterable[_Union[Ending, _Mapping]]] = ...) -> None: ...
+
+class Greeting(_message.Message):
+    __slots__ = ("stream", "metadata")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    metadata: _containers.RepeatedCompositeFieldContainer[Header]
+    def __init__(self, stream: _Optional[int] = ..., metadata: _Optional[_Iterable[_Union[Header, _Mapping]]] = ...) -> None: ...
+
+class Ending(_message.Message):
+    __slots__ = ("stream", "code", "message", "details")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    code: int
+    message: str
+    details: bytes
+    def __init__(self, stream: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[bytes] = ...) -> None: ...
+
 class Continuation(_message.Message):
     __slots__ = ("choices",)
     CHOICES_FIELD_NUMBER: _ClassVar[int]

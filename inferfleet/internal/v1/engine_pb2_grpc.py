@@ -41,6 +41,11 @@ class EngineStub:
                 request_serializer=inferfleet_dot_internal_dot_v1_dot_engine__pb2.EngineRequest.SerializeToString,
                 response_deserializer=inferfleet_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.RunMany = channel.stream_stream(
+                '/inferfleet.internal.v1.Engine/RunMany',
+                request_serializer=inferfleet_dot_internal_dot_v1_dot_engine__pb2.RunFrames.SerializeToString,
+                response_deserializer=inferfleet_dot_internal_dot_v1_dot_engine__pb2.AnswerFrames.FromString,
+                _registered_method=True)
         self.GetInfo = channel.unary_unary(
                 '/inferfleet.internal.v1.Engine/GetInfo',
                 request_serializer=inferfleet_dot_internal_dot_v1_dot_engine__pb2.GetInfoRequest.SerializeToString,
@@ -74,6 +79,14 @@ class EngineServicer:
 
     def Run(self, request, context):
         """A balancer passes the stream on byte for byte.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RunMany(self, request_iterator, context):
+        """Many Run streams in one call, for two services that have many with each other: what several have
+        to say at a time is one message. Whoever does not serve it is asked with Run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,6 +133,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=inferfleet_dot_internal_dot_v1_dot_engine__pb2.EngineRequest.FromString,
                     response_serializer=inferfleet_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'RunMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.RunMany,
+                    request_deserializer=inferfleet_dot_internal_dot_v1_dot_engine__pb2.RunFrames.FromString,
+                    response_serializer=inferfleet_dot_internal_dot_v1_dot_engine__pb2.AnswerFrames.SerializeToString,
             ),
             'GetInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetInfo,
@@ -175,6 +193,33 @@ class Engine:
             '/inferfleet.internal.v1.Engine/Run',
             inferfleet_dot_internal_dot_v1_dot_engine__pb2.EngineRequest.SerializeToString,
             inferfleet_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/inferfleet.internal.v1.Engine/RunMany',
+            inferfleet_dot_internal_dot_v1_dot_engine__pb2.RunFrames.SerializeToString,
+            inferfleet_dot_internal_dot_v1_dot_engine__pb2.AnswerFrames.FromString,
             options,
             channel_credentials,
             insecure,
