@@ -108,6 +108,8 @@ SETS: Mapping[str, str] = {
     "torch": "kernels.cpu",
     "torch-int8": "kernels.int8",
     "torch-tiled": "kernels.tiled",
+    "jit": "kernels.jit",
+    "jit-int8": "kernels.jit.int8",
     "triton": "kernels.gpu.kernel_set",
 }
 
@@ -136,6 +138,22 @@ def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) 
     if dtype == "int8":
         return "torch-int8"
     return "torch-tiled" if deterministic else "torch"
+
+
+def compiled_set(device: str, dtype: str, sizes: tuple[int, ...]) -> str:
+    """Name of the set that runs a round of a dense model as one compiled job; "" for none.
+
+    Args:
+        sizes: what vectors must divide: head size and positions of a block.
+    """
+    if device != "cpu" or dtype not in ("float32", "int8"):
+        return ""
+    found = importlib.import_module("kernels.jit.machine")
+    if not found.usable() or any(size % found.machine().lanes for size in sizes):
+        return ""
+    if dtype == "int8":
+        return "jit-int8" if found.machine().byte_products else ""
+    return "jit"
 
 
 def load(name: str) -> Kernels:

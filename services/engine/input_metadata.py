@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import AttentionGroup, KeptRows
+from kernels.spans import Spans
 from services.engine.decode_rows import DecodeRows
 from services.engine.runner import SequenceMetadata
 
@@ -46,6 +47,8 @@ class InputMetadata:
     sampled_rows: Tensor
     """[sampled] int64, in the batch's order."""
     prompt_rows: tuple[PromptRows, ...]
+    spans: Spans | None = None
+    """For compiled rounds, which attend by it; `groups` are empty then."""
 
 
 def build_input(
@@ -56,6 +59,8 @@ def build_input(
     device: torch.device,
     window: int = 0,
     rows: DecodeRows | None = None,
+    *,
+    compiled: bool = False,
 ) -> InputMetadata:
     """Lay out one round.
 
@@ -64,6 +69,7 @@ def build_input(
         dtype: of the scores' mask.
         window: positions that a row of a sliding layer sees; 0: the model has no such layer.
         rows: keeps keys and values of decodes, for kernels that read them.
+        compiled: for a round that runs as one job (`kernels.jit`).
     """
     ordered = sorted(batch, key=_place)
     seated = None if rows is None else _seat(ordered, rows)
@@ -81,9 +87,11 @@ def build_input(
     token_ids = torch.tensor(tokens, dtype=torch.long).to(device)
     _fill_previous(token_ids, ordered, last_row, previous_tokens)
     sampled = [last_row[id(seq)] for seq in batch if seq.sample]
-    groups = tuple(_groups(ordered, first_row, block_size, dtype, device, seated))
+    groups: tuple[AttentionGroup, ...] = ()
+    if not compiled:
+        groups = tuple(_groups(ordered, first_row, block_size, dtype, device, seated))
     window_groups = groups
-    if window and any(seq.seqlen_k > window for seq in batch):
+    if groups and window and any(seq.seqlen_k > window for seq in batch):
         window_groups = tuple(
             _groups(ordered, first_row, block_size, dtype, device, seated, window)
         )
@@ -95,7 +103,15 @@ def build_input(
         window_groups=window_groups,
         sampled_rows=torch.tensor(sampled, dtype=torch.long).to(device),
         prompt_rows=tuple(_prompt_rows(ordered, first_row, device)),
+        spans=_spans(ordered, first_row, block_size) if compiled else None,
     )
+
+
+def _spans(ordered: Sequence[SequenceMetadata], first_row: Sequence[int], block_size: int) -> Spans:
+    seqs = [(row, seq.seqlen_q, seq.start) for seq, row in zip(ordered, first_row, strict=True)]
+    width = max(-(-seq.seqlen_k // block_size) for seq in ordered)
+    tables = [(seq.block_table + (0,) * width)[:width] for seq in ordered]
+    return Spans(torch.tensor(seqs), torch.tensor(tables))
 
 
 class _Seated(NamedTuple):

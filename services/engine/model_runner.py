@@ -1,6 +1,7 @@
 """`ModelRunner`: the torch side of an engine; owns weights, block tensors and the device."""
 
 import contextlib
+import importlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from services.engine.input_metadata import InputMetadata, PromptRows, build_inpu
 from services.engine.known_models import find_model
 from services.engine.loader import ModelSource, load_model
 from services.engine.memory import free_bytes, peak_bytes
+from services.engine.models.config import ModelConfig
+from services.engine.models.decoder import Decoder
 from services.engine.models.expert_weights import ExpertWeights
 from services.engine.models.registry import MODELS
 from services.engine.numerics import TORCH_DTYPES, Numerics, hardware_name, use_threads
@@ -35,6 +38,7 @@ from services.engine.sampling_inputs import build_sampling
 from services.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from services.engine.models.fused import FusedDecoder
     from services.engine.tensor_parallel.shard import Shard
 
 PROMPT_LOGPROB_ROWS = 64
@@ -84,20 +88,13 @@ class ModelRunner:
         self._dtype = TORCH_DTYPES[config.dtype]
         if config.dtype == "int8" and source.config.moe:
             raise ConfigError("dtype=int8: models with experts are not served in it")
-        kernels = _kernels(config, self._device)
+        kernels = _kernels(config, self._device, source.config, alone=shard is None)
         if shard is not None:
             kernels = shard.kernels(kernels)
+        self._compiled = kernels.name.startswith("jit")
         try:
             self._experts = self._start_experts(config, source, kernels)
-            self._model = MODELS[source.config.architecture](
-                source.config,
-                source.weights,
-                kernels,
-                dtype=self._dtype,
-                device=self._device,
-                max_positions=_max_len(config, source),
-                experts=self._experts.run if self._experts else None,
-            )
+            self._model = self._load(config, source, kernels)
         except dispatch.UnsupportedError as error:
             self.close()
             raise ConfigError(str(error)) from error
@@ -180,6 +177,7 @@ class ModelRunner:
             self._device,
             self._config.sliding_window,
             self._rows,
+            compiled=self._compiled,
         )
         with self._experts.round() if self._experts else contextlib.nullcontext():
             return self._model.forward(data, self._caches), data
@@ -248,6 +246,30 @@ class ModelRunner:
         self._caches, self._rows = [], None
         if self._experts:
             self._experts.close()
+
+    def _load(
+        self, config: EngineConfig, source: ModelSource, kernels: dispatch.Kernels
+    ) -> "Decoder | FusedDecoder":
+        architecture = MODELS[source.config.architecture]
+        if self._compiled:
+            fused = importlib.import_module("services.engine.models.fused")
+            return fused.FusedDecoder(
+                source.config,
+                source.weights,
+                head_norms=architecture.head_norms,
+                int8=config.dtype == "int8",
+                block_size=config.block_size,
+                max_positions=_max_len(config, source),
+            )
+        return architecture(
+            source.config,
+            source.weights,
+            kernels,
+            dtype=self._dtype,
+            device=self._device,
+            max_positions=_max_len(config, source),
+            experts=self._experts.run if self._experts else None,
+        )
 
     def _start_experts(
         self, config: EngineConfig, source: ModelSource, kernels: dispatch.Kernels
@@ -325,8 +347,17 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device(name)
 
 
-def _kernels(config: EngineConfig, device: torch.device) -> dispatch.Kernels:
+def _kernels(
+    config: EngineConfig, device: torch.device, model: ModelConfig, *, alone: bool
+) -> dispatch.Kernels:
+    """Args: alone: this process holds the whole model."""
     try:
+        if config.kernels != "torch" and alone and model.moe is None:
+            name = dispatch.compiled_set(
+                device.type, config.dtype, sizes=(model.head_dim, config.block_size)
+            )
+            if name:
+                return dispatch.load(name)
         name = dispatch.choose(device.type, dtype=config.dtype, deterministic=config.deterministic)
     except dispatch.UnsupportedError as error:
         raise ConfigError(str(error)) from error

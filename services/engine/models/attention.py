@@ -40,10 +40,10 @@ class Attention:
         hidden, dim = config.hidden_size, config.head_dim
         queries = config.num_heads * dim
         self._norm = take(f"{at}.input_layernorm.weight", hidden)
-        self._qkv = kernels.pack(_join(config, take, f"{at}.self_attn", "weight", hidden))
+        self._qkv = kernels.pack(joined_projection(config, take, f"{at}.self_attn", "weight", hidden))
         self._qkv_bias: Tensor | None = None
         if config.qkv_bias:
-            self._qkv_bias = _join(config, take, f"{at}.self_attn", "bias", 1).view(-1)
+            self._qkv_bias = joined_projection(config, take, f"{at}.self_attn", "bias", 1).view(-1)
         output = take(f"{at}.self_attn.o_proj.weight", hidden, queries)
         self._output = kernels.spread(kernels.pack(output))
         self._output_bias = take.optional(
@@ -52,10 +52,7 @@ class Attention:
         self._head_norms: tuple[Tensor, ...] = ()
         if head_norms:
             names = (f"{at}.self_attn.q_norm.weight", f"{at}.self_attn.k_norm.weight")
-            # A row of one column: the order of a head's elements follows that of its projection.
-            self._head_norms = tuple(
-                pair_halves(take(name, dim).view(dim, 1), 1).view(dim) for name in names
-            )
+            self._head_norms = tuple(turned_norm(take, name, dim) for name in names)
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +88,7 @@ class Attention:
             first += count
 
 
-def _join(config: ModelConfig, take: Taker, at: str, part: str, columns: int) -> Tensor:
+def joined_projection(config: ModelConfig, take: Taker, at: str, part: str, columns: int) -> Tensor:
     """Rows of query, key and value [(H + 2 G) * D, columns], rotated pairs side by side."""
     heads = (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
     rows = []
@@ -100,3 +97,8 @@ def _join(config: ModelConfig, take: Taker, at: str, part: str, columns: int) ->
         tensor = take(f"{at}.{name}_proj.{part}", *shape).view(-1, columns)
         rows.append(tensor if name == "v" else pair_halves(tensor, count))
     return torch.cat(rows)
+
+
+def turned_norm(take: Taker, name: str, dim: int) -> Tensor:
+    """A norm of heads [D], in the order that their projection has."""
+    return pair_halves(take(name, dim).view(dim, 1), 1).view(dim)

@@ -1,0 +1,67 @@
+"""What the processor offers to compiled kernels, and where their machine code is kept."""
+
+import functools
+import hashlib
+import os
+import platform
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Shape of the register tiles: as much as fits into the vector registers, no more."""
+
+    lanes: int
+    """float32 values in a vector."""
+    rows: int
+    """Rows of a tile; its columns are PANEL_VECTORS vectors."""
+    byte_products: bool
+    """Sums four products of bytes into 32 bits at once (AVX-512 VNNI)."""
+
+
+PANEL_VECTORS = 3
+"""Vectors side by side in a tile: 3 * 8 sums, 3 weights and a factor fill 32 registers."""
+
+
+@functools.cache
+def machine() -> Machine:
+    """The one this process runs on."""
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f", False):
+        return Machine(lanes=16, rows=8, byte_products=bool(features.get("avx512vnni", False)))
+    return Machine(lanes=8, rows=4, byte_products=False)
+
+
+@functools.cache
+def usable() -> bool:
+    """Whether kernels can be compiled for it: x86-64 with AVX2, and Linux's semaphores."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    features = llvm.get_host_cpu_features()
+    return bool(features.get("avx2", False) and features.get("fma", False))
+
+
+def cache_folder() -> str:
+    """Where machine code is kept between runs: beside the sources, else for this user.
+
+    Its name changes with every source of this package: a compiler that watches one file at a time
+    would not see that another has changed.
+    """
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(here.glob("*.py")):
+        digest.update(source.read_bytes())
+    name = f"jit-{digest.hexdigest()[:16]}"
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    for folder in (here / "__pycache__", Path(home) / "inferfleet", Path(tempfile.gettempdir())):
+        try:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder / name, os.W_OK):
+            return str(folder / name)
+    return str(here / "__pycache__" / name)
