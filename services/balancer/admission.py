@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from services.balancer.drain_rate import DrainRate, ServiceTime
 from services.balancer.engine_view import Asked, EngineState, EngineView
@@ -22,6 +23,8 @@ from services.common.errors import (
 _RETRY_S = (0.5, 60.0)
 # Of the likely service time: with less than this left, an answer in time is not likely.
 _HOPELESS = 0.8
+# Of the time that a request came with: while it has that much left, its chance is as good as ever.
+_HARDLY_WAITED = 0.9
 
 
 Lane = tuple[str, str]
@@ -36,6 +39,7 @@ class Grant:
     asked: Asked
     reserved: bool = True
     left: bool = False
+    answered: bool = False
     used_at: float = 0.0
 
     def use(self) -> None:
@@ -47,6 +51,7 @@ class Grant:
 
     def served(self) -> None:
         """It was answered to its end: how long that took counts for what others may expect."""
+        self.answered = True
         self.admission.served(self.asked, self.admission.clock() - self.used_at)
 
     def charge(self, weighted_tokens: float) -> None:
@@ -58,6 +63,8 @@ class Grant:
         if not self.left:
             self.left = True
             self.use()
+            if not self.answered:
+                self.admission.lasted(self.asked, self.admission.clock() - self.used_at)
             self.admission.left(self.asked)
 
 
@@ -65,6 +72,8 @@ class Grant:
 class _Entry:
     asked: Asked
     deadline: float | None
+    allowed_s: float
+    """What it had until its deadline when it came."""
     granted: "asyncio.Future[None]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -170,6 +179,10 @@ class Admission:
         """For `Grant` only."""
         self._times.setdefault(asked.model, ServiceTime()).served(seconds, asked.expected_output)
 
+    def lasted(self, asked: Asked, seconds: float) -> None:
+        """For `Grant` only."""
+        self._times.setdefault(asked.model, ServiceTime()).lasted(seconds, asked.expected_output)
+
     def left(self, asked: Asked) -> None:
         """For `Grant` only."""
         self.counters.leave(asked.tenant)
@@ -193,9 +206,10 @@ class Admission:
             return
         if queue is None:
             queue = self._queues[lane] = FairQueue(self._queue_size, self.counters)
-        if deadline is not None and deadline < self.clock() + self._likely_wait_s(asked, queue):
+        allowed_s = inf if deadline is None else deadline - self.clock()
+        if allowed_s < self._likely_wait_s(asked, queue, allowed_s):
             raise self._refused(asked, f"the queue of model {asked.model} outlasts the deadline")
-        entry = _Entry(asked, deadline)
+        entry = _Entry(asked, deadline, allowed_s)
         offer = queue.offer(entry, asked.tenant, asked.priority)
         if offer.displaced is not None:
             offer.displaced.granted.set_exception(self._full(offer.displaced.asked))
@@ -254,7 +268,7 @@ class Admission:
         lane = _lane_of(asked)
         self._reserved[lane] = self._reserved.get(lane, 0) + asked.num_choices
 
-    def _likely_wait_s(self, asked: Asked, queue: FairQueue[_Entry]) -> float:
+    def _likely_wait_s(self, asked: Asked, queue: FairQueue[_Entry], allowed_s: float) -> float:
         """Seconds until the answer, as far as is known; 0 if nothing is.
 
         Engines that were idle have measured a low rate but could do more: what their places allow
@@ -270,16 +284,30 @@ class Admission:
         )
         measured = self._rates[asked.model].per_s() if asked.model in self._rates else 0.0
         rate = max(measured, places / service_s)
-        return queue.ahead_of(asked.tenant) / rate + service_s if rate else 0.0
+        needed_s = max(service_s, self._needed_s(asked, allowed_s))
+        return queue.ahead_of(asked.tenant) / rate + needed_s if rate else 0.0
 
     def _service_s(self, asked: Asked) -> float:
         times = self._times.get(asked.model)
         return 0.0 if times is None else times.of(asked.expected_output)
 
     def _last_start(self, entry: _Entry) -> float:
-        """From when on it is not worth starting: most of its likely time would be wasted."""
+        """From when on it is not worth starting: its time would be wasted, others wait for it."""
         assert entry.deadline is not None
-        return entry.deadline - _HOPELESS * self._service_s(entry.asked)
+        return entry.deadline - self._needed_s(entry.asked, entry.allowed_s)
+
+    def _needed_s(self, asked: Asked, allowed_s: float) -> float:
+        """What must be left for an answer in time.
+
+        Queues whose requests start when they can just be answered lose all those that take longer
+        than the mean. So there must be enough for nearly all, but not more than the request came
+        with: one with a short deadline that has hardly waited gets its chance.
+        """
+        times = self._times.get(asked.model)
+        if times is None:
+            return 0.0
+        surely_s = min(times.surely(asked.expected_output), _HARDLY_WAITED * allowed_s)
+        return max(_HOPELESS * times.of(asked.expected_output), surely_s)
 
     def _full(self, asked: Asked) -> FleetError:
         return self._refused(asked, f"the queue of model {asked.model} is full")

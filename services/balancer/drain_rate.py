@@ -45,18 +45,40 @@ class ServiceTime:
 
     def __init__(self) -> None:
         self._seconds = 0.0
+        self._squares = 0.0
         self._tokens = 0.0
         self._count = 0.0
 
     def served(self, seconds: float, expected_output: int) -> None:
         """One request was answered to its end."""
         self._seconds = self._seconds * self._KEPT + seconds
+        self._squares = self._squares * self._KEPT + seconds * seconds
         self._tokens = self._tokens * self._KEPT + expected_output
         self._count = self._count * self._KEPT + 1.0
 
+    def lasted(self, seconds: float, expected_output: int) -> None:
+        """One ended before its answer did: it would have taken that long at least.
+
+        What outlasts its deadline is not answered: without this, only the quick ones would count.
+        """
+        if seconds > self.of(expected_output):
+            self.served(seconds, expected_output)
+
     def of(self, expected_output: int) -> float:
         """What a request is likely to take; 0 before the first."""
+        return self._scaled(self._mean_s(), expected_output)
+
+    def surely(self, expected_output: int) -> float:
+        """What few requests exceed: two standard deviations more."""
+        mean_s = self._mean_s()
+        mean_square = self._squares / self._count if self._count else 0.0
+        deviation_s = math.sqrt(max(mean_square - mean_s * mean_s, 0.0))
+        return self._scaled(mean_s + 2 * deviation_s, expected_output)
+
+    def _mean_s(self) -> float:
+        return self._seconds / self._count if self._count else 0.0
+
+    def _scaled(self, seconds: float, expected_output: int) -> float:
         if not self._tokens:
-            return 0.0
-        mean_s, mean_tokens = self._seconds / self._count, self._tokens / self._count
-        return mean_s * min(expected_output / mean_tokens, 1.0)
+            return seconds
+        return seconds * min(expected_output * self._count / self._tokens, 1.0)

@@ -352,3 +352,61 @@ def test_short_answers_after_long_prompts_say_nothing_of_long_answers():
         times.served(4.0, 100)
     assert times.of(100) == pytest.approx(4.0, rel=0.01)
     assert times.of(50) == pytest.approx(2.0, rel=0.01)
+
+
+def test_what_did_not_end_in_time_took_at_least_that_long():
+    times = ServiceTime()
+    times.lasted(4.0, 10)
+    assert times.of(10) == pytest.approx(4.0), "nothing was ever answered, and something is known"
+    times.lasted(1.0, 10)
+    assert times.of(10) == pytest.approx(4.0), "a caller that left early says nothing"
+    for _ in range(500):
+        times.served(2.0, 10)
+    assert times.of(10) == pytest.approx(2.0, rel=0.01)
+
+
+def test_few_requests_take_longer_than_surely():
+    times = ServiceTime()
+    assert times.surely(10) == 0.0
+    for i in range(500):
+        times.served(1.0 + i % 2, 10)
+    assert times.of(10) == pytest.approx(1.5, rel=0.02)
+    assert times.surely(10) == pytest.approx(2.5, rel=0.02)
+    assert times.surely(5) == pytest.approx(1.25, rel=0.02)
+
+
+async def test_a_request_that_outlasted_its_deadline_counts_for_the_next():
+    now = [0.0]
+    door = Door(clock=lambda: now[0], queue_size=100)
+    await served(door, 1.0, now)
+    asked = dataclasses.replace(Asked("y", "m", (1,)), expected_output=10)
+    for _ in range(50):  # engines have become slow: nothing is answered any more
+        grant = await door.admission.enter(asked, 6.0)
+        grant.use()
+        now[0] += 6.0
+        grant.leave()
+    door.occupy(1)
+    with pytest.raises(errors.ResourceExhaustedError):
+        await door.admission.enter(asked, 4.0)
+    door.assert_clean()
+
+
+@pytest.mark.parametrize(("allowed_s", "waited_s", "starts"), [(9.0, 7.2, False), (1.8, 0.1, True)])
+async def test_what_began_with_little_time_gets_its_chance(allowed_s, waited_s, starts):
+    """Both have about 1.8 s left, where requests take 1 or 2 s."""
+    now = [0.0]
+    door = Door(clock=lambda: now[0], queue_size=100)
+    for seconds in (1.0, 2.0) * 50:
+        await served(door, seconds, now)
+    door.occupy(1)
+    asked = dataclasses.replace(Asked("y", "m", (1,)), expected_output=10)
+    waits = asyncio.create_task(door.admission.enter(asked, allowed_s))
+    await asyncio.sleep(0)
+    now[0] += waited_s
+    door.occupy(0)
+    if starts:
+        (await waits).leave()
+    else:
+        with pytest.raises(errors.DeadlineExceededError):
+            await waits
+    door.assert_clean()
