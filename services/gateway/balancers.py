@@ -166,10 +166,10 @@ class Balancers:
         for address in self._addresses():
             self._channel(address)[1].prepare()
 
-    @property
-    def carried(self) -> bool:
-        """Whether requests to all that are there will share a call with others."""
-        return all(self._channel(address)[1].carries for address in self._addresses())
+    async def wait_carried(self) -> None:
+        """Return once requests to all that are there will share a call with others."""
+        for address in self._addresses():
+            await self._channel(address)[1].wait_carries()
 
     async def forget_absent(self) -> None:
         """Close the channels of balancers that are no longer there."""

@@ -173,10 +173,9 @@ class GatewayService:
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._telemetry.close)
 
-    @property
-    def carried(self) -> bool:
-        """Whether requests share a call to each balancer with others."""
-        return self._balancers.carried
+    async def wait_carried(self) -> None:
+        """Return once requests share a call to each balancer with others."""
+        await self._balancers.wait_carried()
 
     async def failed(self) -> str:
         """The reason why the gateway cannot go on."""

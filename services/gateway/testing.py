@@ -276,9 +276,7 @@ async def running_gateway(
         try:
             await service.start()
             if carried:
-                async with asyncio.timeout(10):
-                    while not service.carried:
-                        await asyncio.sleep(0.01)
+                await asyncio.wait_for(service.wait_carried(), 10)
             told = json.loads(await asyncio.to_thread(ready.read_text))
             yield Running(
                 service, told["address"], told["http_address"], told["metrics_address"], spans

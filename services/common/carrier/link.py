@@ -1,6 +1,7 @@
 """Run at one peer: carried with others in one call where that is up, else a call of its own."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +42,7 @@ class Link:
         self._task: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._up = asyncio.Event()
 
     def run(
         self,
@@ -68,6 +70,13 @@ class Link:
     def carries(self) -> bool:
         """Whether the next call will be carried."""
         return self._carrier is not None and self._carrier.up
+
+    async def wait_carries(self) -> None:
+        """Return once `carries`; begins a carrier, and begins again as calls would."""
+        while not self.carries:
+            self.prepare()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._up.wait(), AGAIN_S)
 
     async def leave(self) -> None:
         """Take no new call and close once those that run have ended by themselves."""
@@ -126,6 +135,7 @@ class Link:
             method: Any = self._wide.stream_stream(RUN_MANY)
             carrier = await begun(method(metadata=self._membership.metadata))
             self._carrier = carrier
+            self._up.set()
             await carrier.run()
         except (grpc.RpcError, ConnectionError) as error:
             if _code_of(error) is grpc.StatusCode.UNIMPLEMENTED:
@@ -134,6 +144,7 @@ class Link:
         finally:
             if self._carrier is carrier:
                 self._carrier = None
+                self._up.clear()
                 self._again_s = asyncio.get_running_loop().time() + wait_s
 
 

@@ -57,6 +57,7 @@ class Outbox:
                     self._release()
                     await self._write(frames)
                 self.busy = False
+                self._release()  # whoever waits for what went with the last one
                 if self._finishing:
                     return
         finally:
