@@ -1,11 +1,13 @@
 """What the fleet's hops cost: CPU per streamed message and token, added time to the first one.
 
-    python -m benchmarks.bench_hops --peers DIR --out FILE
+    python -m benchmarks.bench_hops --peers DIR --peers OTHER --out FILE
 
 An engine without a model, the balancer, the gateway and this client are processes of their own; the
 CPU of a hop is read from its own process, so the client, which shares the cores, does not count.
-Beside them run a plain grpc.aio proxy and, from the virtual environment DIR, sglang-router and smg,
-which speak HTTP with SSE to a source of their own. Linux only (/proc).
+Beside them run a plain grpc.aio proxy and, from the virtual environments DIR, sglang-router and
+smg, which speak HTTP with SSE to a source of their own; a peer that does not answer is told of and
+left out. A hop may join tokens that are there together: look at both, CPU a message and a token.
+Linux only (/proc).
 """
 
 import argparse
@@ -51,7 +53,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--many", type=int, default=256, help="streams of the paced load")
     parser.add_argument("--rate", type=int, default=100, help="tokens a second of a paced stream")
-    parser.add_argument("--peers", type=Path, help="virtual environment with sglang-router and smg")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        action="append",
+        default=[],
+        help="virtual environment with sglang-router or smg; may be given again",
+    )
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--engine", default="", help=argparse.SUPPRESS)
@@ -72,12 +80,24 @@ async def _measure(args: argparse.Namespace) -> list[dict]:
         front = stack.enter_context(hops.gateway(engine.address, balancer.address))
         ask = _grpc(front.address, PUBLIC)
         rows.append(await _row(args, "gateway + balancer", [front, balancer], ask))
+        ask = _sse(front.http)
+        rows.append(await _row(args, "gateway + balancer, SSE", [front, balancer], ask))
     if args.peers:
         with hops.role("sse") as source:
             rows.append(await _row(args, "source, SSE", [], _sse(source.address)))
-            for name, (command, port) in hops.peer_commands(args.peers, source.address).items():
-                with hops.peer(name, command, port) as router:
-                    rows.append(await _row(args, name, [router], _sse(router.address)))
+            for folder in args.peers:
+                rows += await _peer_rows(args, folder, source.address)
+    return rows
+
+
+async def _peer_rows(args: argparse.Namespace, folder: Path, source: str) -> list[dict]:
+    rows = []
+    for name, (command, port) in hops.peer_commands(folder, source).items():
+        try:
+            with hops.peer(name, command, port) as router:
+                rows.append(await _row(args, name, [router], _sse(router.address)))
+        except (RuntimeError, OSError) as error:
+            print(f"{name} was not measured: {error}", file=sys.stderr)
     return rows
 
 
@@ -123,13 +143,13 @@ async def _serving(ask: Ask) -> None:
         else:
             await ask(Load(4, 50))
             return
-    raise SystemExit("nothing was answered for 20 s")
+    raise RuntimeError("nothing was answered for 20 s")
 
 
 def _about(args: argparse.Namespace) -> dict:
     versions = {"python": platform.python_version(), "grpcio": grpc.__version__}
-    if args.peers:
-        python = str(args.peers / "bin" / "python")
+    for folder in args.peers:
+        python = str(folder / "bin" / "python")
         code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in "
         code += "m.distributions() if d.name in ('sglang-router', 'smg')}))"
         versions |= json.loads(subprocess.check_output([python, "-c", code]))
@@ -146,19 +166,22 @@ def _about(args: argparse.Namespace) -> dict:
 
 def _print(result: dict) -> None:
     print(f"unpaced: {result['unpaced']}; paced: {result['paced']}; {result['versions']}")
-    print(
-        f"{'':<22}{'first':>8} | {'unpaced':>9}{'CPU':>8} | {'paced':>9}{'tokens':>9}{'CPU':>8}"
-        f"{'gap p99':>9}\n{'':<22}{'ms':>8} | {'msg/s':>9}{'µs/msg':>8} | {'tok/s':>9}"
-        f"{'/msg':>9}{'µs/tok':>8}{'ms':>9}"
-    )
+    kinds = ("unpaced", "paced")
+    heads = [("tok/s", 8), ("tok/msg", 8), ("µs/msg", 8), ("µs/tok", 7), ("p99 ms", 8)]
+    titles = "".join(f"{head:>{width}}" for head, width in heads)
+    print(f"{'':<24}{'first':>7} | {'unpaced: CPU, gap':<39} | paced: CPU, gap")
+    print(f"{'':<24}{'ms':>7} | {titles} | {titles}")
     for row in result["rows"]:
-        fast, slow = row["unpaced"], row["paced"]
-        print(
-            f"{row['name']:<22}{row['first_ms_alone']:>8.2f} | {fast['messages_per_s']:>9}"
-            f"{fast['cpu_us_per_message']['all']:>8} | {slow['tokens_per_s']:>9}"
-            f"{slow['tokens_per_message']:>9}{slow['cpu_us_per_token']['all']:>8}"
-            f"{slow['gap_p99_ms']:>9}"
-        )
+        print(f"{row['name']:<24}{row['first_ms_alone']:>7.2f} | ", end="")
+        print(" | ".join(_line(row[kind]) for kind in kinds))
+
+
+def _line(seen: dict) -> str:
+    each, token = seen["cpu_us_per_message"]["all"], seen["cpu_us_per_token"]["all"]
+    return (
+        f"{seen['tokens_per_s']:>8}{seen['tokens_per_message']:>8}{each:>8}{token:>7}"
+        f"{seen['gap_p99_ms']:>8}"
+    )
 
 
 if __name__ == "__main__":

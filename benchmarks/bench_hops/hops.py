@@ -30,10 +30,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Hop:
-    """A running process with an address."""
+    """A running process with an address, and one of its HTTP face if it has that beside it."""
 
-    def __init__(self, name: str, process: "subprocess.Popen[str]", address: str) -> None:
-        self.name, self.process, self.address = name, process, address
+    def __init__(
+        self, name: str, process: "subprocess.Popen[str]", address: str, http: str = ""
+    ) -> None:
+        self.name, self.process, self.address, self.http = name, process, address, http
 
     @property
     def cpu_s(self) -> float:
@@ -65,7 +67,8 @@ def gateway(engine: str, balancer: str) -> Iterator[Hop]:
         process = subprocess.Popen(tied_to_parent(command), text=True)
         try:
             _wait(ready.exists, process)
-            yield Hop("gateway", process, json.loads(ready.read_text())["address"])
+            told = json.loads(ready.read_text())
+            yield Hop("gateway", process, told["address"], told["http_address"])
         finally:
             _end(process)
 

@@ -62,7 +62,8 @@ async def over_grpc(address: str, method: str, load: Load) -> Counts:
         async def one(number: int) -> None:
             request = inference_pb2.GenerateRequest(
                 model=MODEL,
-                token_ids=inference_pb2.TokenIds(ids=[load.rate, *range(1, 128)]),
+                token_ids=inference_pb2.TokenIds(ids=range(128)),
+                sampling=inference_pb2.SamplingParams(seed=load.rate),
                 stop=inference_pb2.StopParams(max_tokens=load.tokens),
             )
             envelope = engine_pb2.EngineRequest(request=request)
@@ -104,6 +105,8 @@ async def over_sse(address: str, load: Load) -> Counts:
             elif line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
                 raise RuntimeError(line.decode())
         writer.close()
+        if not meter.any:
+            raise RuntimeError("the stream ended without a token")
 
     await _rounds(counts, load, one)
     return counts
@@ -112,6 +115,11 @@ async def over_sse(address: str, load: Load) -> Counts:
 class _Meter:
     def __init__(self, counts: Counts) -> None:
         self._counts, self._began, self._last = counts, time.perf_counter(), 0.0
+
+    @property
+    def any(self) -> bool:
+        """Whether anything was seen."""
+        return self._last > 0
 
     def saw(self, tokens: int) -> None:
         now = time.perf_counter()

@@ -19,7 +19,7 @@ from services.common.carrier import RunMany
 from services.common.text.byte_level import byte_assets
 
 MODEL = "bench"
-# The prompt's first id says how fast: whatever is in between passes it on untouched.
+# The seed says how fast: whatever is in between passes it on untouched.
 UNPACED = 0
 WORD, TOKEN = " word", 123
 
@@ -78,7 +78,7 @@ class StreamingEngine(engine_pb2_grpc.EngineServicer):
 
     async def Run(self, request, context):
         make, asked = inference_pb2.GenerateResponse, request.request
-        rate, tokens = asked.token_ids.ids[0], asked.stop.max_tokens
+        rate, tokens = asked.sampling.seed, asked.stop.max_tokens
         yield make(started=inference_pb2.Started(request_id=asked.request_id))
         async for count in due(tokens, rate):
             yield make(
@@ -135,7 +135,8 @@ async def _stream(writer: asyncio.StreamWriter, asked: dict) -> None:
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     )
     event = {"id": "r", "object": "chat.completion.chunk", "model": MODEL, "created": 1}
-    async for count in due(asked["max_tokens"], int(asked["seed"])):
+    tokens = asked.get("max_tokens") or asked["max_completion_tokens"]  # routers rename it
+    async for count in due(tokens, int(asked["seed"])):
         event["choices"] = [{"index": 0, "delta": {"content": WORD * count}, "finish_reason": None}]
         _chunk(writer, b"data: %s\n\n" % json.dumps(event).encode())
         await writer.drain()
