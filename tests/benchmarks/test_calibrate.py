@@ -9,8 +9,11 @@ from benchmarks.route_trace.calibrate import (
     SCALE,
     Measured,
     Speed,
+    between,
+    drift,
     figures,
     simulate,
+    simulate_often,
     small_trace,
     token_ids,
 )
@@ -51,6 +54,25 @@ def test_the_simulation_is_of_all_requests_and_of_the_measured_speed(trace):
     assert all(m.ttft_s > 0.05 for m in fast), "the overhead is in it"
     assert figures(slow)["ttft_mean_s"] > figures(fast)["ttft_mean_s"]
     assert 0 < figures(fast)["hit_rate"] < 1
+
+
+def test_the_median_of_many_runs_is_near_each_and_the_same_again(trace):
+    speed = Speed(2000, 0.05, 0.02, 0.001)
+    once = figures(simulate(trace, speed, 2, 256))
+    often = simulate_often(trace, speed, 2, 256, seed=1)
+    assert often == simulate_often(trace, speed, 2, 256, seed=1)
+    assert often.keys() == once.keys()
+    assert often["latency_mean_s"] == pytest.approx(once["latency_mean_s"], rel=0.25)
+
+
+def test_a_machine_that_changed_its_speed_is_seen():
+    before, after = Speed(1000, 0.1, 0.02, 0.01), Speed(500, 0.3, 0.05, 0.01)
+    assert drift(before, after) == pytest.approx({"prefill": 2.0, "decode": 2.0})
+    mean = between(before, after)
+    assert mean.prefill_tokens_per_s == pytest.approx(1000 / 1.5), "3 ms for two tokens"
+    assert mean.overhead_s == pytest.approx(0.2)
+    assert mean.decode_base_s == pytest.approx(0.035)
+    assert between(before, before) == before
 
 
 def test_figures_are_plain_statistics():
