@@ -15,7 +15,7 @@ import uvloop
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet.v1 import inference_pb2
 from services.common import rpc
-from services.common.carrier import RunMany
+from services.common.carrier import RunMany, drained
 from services.common.text.byte_level import byte_assets
 
 MODEL = "bench"
@@ -58,7 +58,6 @@ class StreamingEngine(engine_pb2_grpc.EngineServicer):
             self.Run,
             parse=engine_pb2.EngineRequest.FromString,
             serialise=inference_pb2.GenerateResponse.SerializeToString,
-            patient=True,
         )
 
     async def GetInfo(self, request, context):
@@ -86,6 +85,7 @@ class StreamingEngine(engine_pb2_grpc.EngineServicer):
                     text=WORD * count, token_ids=[TOKEN] * count, num_tokens=count
                 )
             )
+            await drained(context)
         usage = inference_pb2.Usage(completion_tokens=tokens)
         yield make(summary=inference_pb2.Summary(exact=True, usage=usage))
 

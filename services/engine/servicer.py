@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet.v1 import inference_pb2
 from services.common import errors, rpc, telemetry
-from services.common.carrier import RunMany
+from services.common.carrier import RunMany, drained
 from services.common.text import TextAssets
 from services.engine.front import Front
 from services.engine.front_spans import FrontSpans
@@ -125,7 +125,6 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             self.Run,
             parse=engine_pb2.EngineRequest.FromString,
             serialise=inference_pb2.GenerateResponse.SerializeToString,
-            patient=True,
         )
 
     async def RunMany(self, request_iterator: AsyncIterator[Any], context: Any) -> None:
@@ -149,6 +148,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             async for events in events_stream:
                 for event in events:
                     yield event
+                await drained(context)
 
     async def GetInfo(
         self, request: engine_pb2.GetInfoRequest, context: object

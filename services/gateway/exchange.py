@@ -216,9 +216,8 @@ class Exchange:
     ) -> Sequence[bytes]:
         """What the caller gets of these."""
         accept = self._ledger.accept
-        return joined(
-            said for raw in messages if (out := accept(raw)) is not None for said in read(out)
-        )
+        news = [out for raw in messages if (out := accept(raw)) is not None]
+        return joined([said for out in news for said in read(out)])
 
     async def _carry_on(self, ledger: StreamLedger, lost: FleetError) -> None:
         """Open the stream once more, from where the caller has it.

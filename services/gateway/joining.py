@@ -3,19 +3,18 @@
 What a message costs its reader and the hop before it does not depend on how long it is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from inferfleet.v1 import inference_pb2
 
 
-def joined(messages: Iterable[bytes]) -> Sequence[bytes]:
+def joined(messages: Sequence[bytes]) -> Sequence[bytes]:
     """The same stream in as few messages; what is no delta stays, and stays in its place."""
-    raw = list(messages)
-    if len(raw) < 2:
-        return raw
+    if len(messages) < 2:
+        return messages
     out: list[bytes] = []
     growing: inference_pb2.GenerateResponse | None = None
-    for message in raw:
+    for message in messages:
         if message[:1] != b"\x12":
             if growing is not None:
                 out.append(growing.SerializeToString())

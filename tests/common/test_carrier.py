@@ -12,7 +12,7 @@ import pytest
 from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet.v1 import inference_pb2
 from services.common import errors, rpc
-from services.common.carrier import Link, RunMany, take
+from services.common.carrier import Link, RunMany, drained, take
 from services.common.carrier.call import WINDOW_BYTES
 from services.common.carrier.outbox import Outbox
 
@@ -30,11 +30,11 @@ class Peer(engine_pb2_grpc.EngineServicer):
         self.shown: list[dict[str, Any]] = []
         self.conversations = 0
         self.server: grpc.aio.Server | None = None
+        self.patient = patient
         self.many = RunMany(
             self.Run,
             parse=engine_pb2.EngineRequest.FromString,
             serialise=inference_pb2.GenerateResponse.SerializeToString,
-            patient=patient,
         )
 
     async def start(self, address: str = "127.0.0.1:0", *, old: bool = False) -> str:
@@ -79,6 +79,8 @@ class Peer(engine_pb2_grpc.EngineServicer):
             for number in range(request.request.stop.max_tokens):
                 self.written[name] = number
                 yield message_of(name, number)
+                if self.patient:
+                    await drained(context)
                 if how == "slow":
                     await asyncio.sleep(0)
             if how == "hang":

@@ -6,6 +6,6 @@ at a time is one message: while one is being written, the next gathers. See docs
 
 from services.common.carrier.call import take
 from services.common.carrier.link import Link
-from services.common.carrier.server import CarriedContext, RunMany
+from services.common.carrier.server import RunMany, drained
 
-__all__ = ["CarriedContext", "Link", "RunMany", "take"]
+__all__ = ["Link", "RunMany", "drained", "take"]

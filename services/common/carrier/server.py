@@ -25,8 +25,6 @@ class RunMany:
         run: the handler of Run; a generator, or a coroutine that writes by itself.
         parse: a request's deserialiser.
         serialise: of what `run` yields; None for bytes.
-        patient: a stream's next message waits until its last one is being written, so that a
-            handler which joins what comes meanwhile has something to join.
     """
 
     def __init__(
@@ -35,12 +33,10 @@ class RunMany:
         *,
         parse: Callable[[bytes], Any],
         serialise: Callable[[Any], bytes] | None = None,
-        patient: bool = False,
     ) -> None:
         self.run = run
         self.parse = parse
         self.serialise = serialise
-        self.patient = patient
         self._open: set[_Conversation] = set()
 
     async def __call__(self, requests: AsyncIterator[Any], context: Any) -> None:
@@ -79,7 +75,6 @@ class CarriedContext:
         self._peer = peer
         self._callbacks: list[Callable[[Any], None]] = []
         self._serialise = conversation.handler.serialise
-        self._patient = conversation.handler.patient
         self.ending: tuple[grpc.StatusCode, str, bytes] | None = None
         """How the handler has ended it by itself."""
         self.over = False
@@ -116,8 +111,11 @@ class CarriedContext:
         while self._credit <= 0:
             self._credited = self._loop.create_future()
             await self._credited
-        if self._patient and conversation.outbox.busy:
-            await conversation.outbox.collected()
+
+    async def drained(self) -> None:
+        """See the function of this name."""
+        if self._conversation.outbox.busy:
+            await self._conversation.outbox.collected()
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailers: Pairs = ()
@@ -138,6 +136,15 @@ class CarriedContext:
             self.over = True
             for callback in self._callbacks:
                 callback(self)
+
+
+async def drained(context: Any) -> None:
+    """Wait until what a handler of Run has written is on its way.
+
+    For whoever produces: it can join what comes meanwhile. In a call of its own `write` has waited.
+    """
+    if isinstance(context, CarriedContext):
+        await context.drained()
 
 
 class _Conversation:
