@@ -74,6 +74,8 @@ class Peer(engine_pb2_grpc.EngineServicer):
                 await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
             if how == "refuse":
                 raise errors.ResourceExhaustedError("full", retry_after_s=3)
+            if how == "long":
+                yield message_of(name * (rpc.MAX_RECEIVE_BYTES // len(name)), 0)
             if how == "bug":
                 raise KeyError("bug")
             for number in range(request.request.stop.max_tokens):
@@ -272,6 +274,23 @@ async def test_what_is_no_request_is_refused_alone(pair):
         await pair.run(b"\xff\xff\xff").read()
     assert errors.error_of(caught.value).reason == "MALFORMED_MESSAGE"
     assert await other.read()
+
+
+async def test_a_message_that_is_too_long_ends_its_own_stream_only(pair):
+    other = pair.run(request_of("stays", "hang", tokens=1))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await pair.run(request_of("x" * 1000, "long")).read()
+    assert errors.error_of(caught.value).reason == "MESSAGE_TOO_LONG"
+    assert await other.read()
+    assert pair.link.carries
+
+
+async def test_many_that_fail_at_once_are_all_told(pair):
+    calls = [pair.run(request_of(f"r{number}", "refuse")) for number in range(400)]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert errors.error_of(caught.value).retry_after_s == 3
 
 
 async def test_streams_of_a_peer_that_dies_are_unavailable_and_the_next_finds_it_again(pair):

@@ -16,6 +16,9 @@ from services.common.ending import ended
 
 Pairs = Sequence[tuple[str, Any]]
 _OK = grpc.StatusCode.OK
+# Of whatever else goes with it in one message of the call.
+_ENDS = 128
+_LONGEST_BYTES = rpc.MAX_RECEIVE_BYTES - BATCH_BYTES - 2 * _ENDS * errors.MAX_DETAILS_BYTES
 
 
 class RunMany:
@@ -101,12 +104,20 @@ class CarriedContext:
         self._conversation.greet(self._stream, pairs)
 
     async def write(self, message: Any) -> None:
-        """Returns when the reader is ready for the next one."""
+        """Returns when the reader is ready for the next one.
+
+        Raises:
+            ResourceExhaustedError: too long to be sent; by itself it would be refused as well.
+        """
         if self.over:
             raise asyncio.CancelledError
         raw = message if self._serialise is None else self._serialise(message)
-        conversation = self._conversation
-        conversation.send(self._stream, raw)
+        if len(raw) > _LONGEST_BYTES:
+            raise errors.ResourceExhaustedError(
+                f"a message of {len(raw)} bytes is longer than {_LONGEST_BYTES}",
+                reason="MESSAGE_TOO_LONG",
+            )
+        self._conversation.send(self._stream, raw)
         self._credit -= len(raw)
         while self._credit <= 0:
             self._credited = self._loop.create_future()
@@ -277,8 +288,8 @@ class _Conversation:
         frames.streams.extend(streams)
         frames.messages.extend(messages)
         if not waiting:  # a stream's end comes after its messages
-            frames.ended.extend(self._ended)
-            self._ended.clear()
+            frames.ended.extend(self._ended[:_ENDS])
+            del self._ended[:_ENDS]
         return frames
 
 
