@@ -89,7 +89,7 @@ def _choice(
 class FakeEngine(engine_pb2_grpc.EngineServicer):
     """Serves Run, WatchLoad and Drain; tests set how it misbehaves."""
 
-    def __init__(self, engine_id: str, **info: Any) -> None:
+    def __init__(self, engine_id: str, *, serves_many: bool = True, **info: Any) -> None:
         facts = {
             "epoch_ms": 1,
             "model": MODEL,
@@ -125,7 +125,7 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
         self.report_every_s = 0.05
         self.silent = False
         self._server: grpc.aio.Server | None = None
-        self.serves_many = True
+        self.serves_many = serves_many
         """False: one of the version before."""
         self.many = RunMany(
             self.Run,

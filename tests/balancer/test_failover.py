@@ -97,6 +97,26 @@ async def test_a_stream_cut_anywhere_looks_undisturbed(
     await fleet.until_idle()
 
 
+@pytest.mark.parametrize("old", ["first", "second", "both"])
+async def test_engines_of_the_version_before_carry_on_and_are_carried_on(
+    fleet, engine_request, as_seen, undisturbed, old
+):
+    """They know Run alone; those of this version share a call."""
+    first = await fleet.add("a", serves_many=old == "second")
+    second = await fleet.add("b", serves_many=old == "first")
+    fleet.index.holds(first, 4)
+    first.break_after = 4
+    request = engine_request(n=2)
+    assert as_seen(await fleet.ask(request)) == undisturbed(request)
+    assert [len(engine.requests) for engine in (first, second)] == [1, 1]
+    assert [len(engine.shown) for engine in (first, second)] == {
+        "first": [0, 1],
+        "second": [1, 0],
+        "both": [0, 0],
+    }[old]
+    await fleet.until_idle()
+
+
 async def test_a_stream_outlives_more_faults_than_there_are_engines(
     fleet, engine_request, as_seen, undisturbed
 ):
