@@ -19,7 +19,7 @@ _NOTHING = float32(-math.inf)
 
 
 @compiled
-def place_row(job, layer, row):
+def place_row(job: int, layer: int, row: int) -> None:
     """Norm and rotate one row's heads; write its keys and values into their block."""
     table, own = ints(job), ints(layer)
     heads, kv_heads, dim, block = table[j.HEADS], table[j.KV_HEADS], table[j.DIM], table[j.BLOCK]
@@ -46,7 +46,7 @@ def place_row(job, layer, row):
 
 
 @compiled
-def attend(job, layer, tile, kv_head, scratch):
+def attend(job: int, layer: int, tile: int, kv_head: int, scratch: int) -> None:
     """A tile of one sequence's rows, with the query heads of one key head."""
     table, own = ints(job), ints(layer)
     dim, block, kv_heads = table[j.DIM], table[j.BLOCK], table[j.KV_HEADS]
@@ -79,7 +79,9 @@ def attend(job, layer, tile, kv_head, scratch):
 
 
 @compiled
-def begin(job, first, count, kv_head, queries, sums, state):
+def begin(
+    job: int, first: int, count: int, kv_head: int, queries: int, sums: int, state: int
+) -> None:
     """Queries side by side; nothing summed yet."""
     table = ints(job)
     dim = table[j.DIM]
@@ -96,7 +98,9 @@ def begin(job, first, count, kv_head, queries, sums, state):
 
 
 @compiled
-def hide(scores, rows, group, block, begins, position, window):
+def hide(
+    scores: int, rows: int, group: int, block: int, begins: int, position: int, window: int
+) -> None:
     """Later positions than a row's own, and those before its window, have no weight."""
     for row in range(rows):
         values = floats(scores + 4 * block * row)
@@ -107,7 +111,7 @@ def hide(scores, rows, group, block, begins, position, window):
 
 
 @compiled
-def finish(job, first, count, kv_head, sums, state):
+def finish(job: int, first: int, count: int, kv_head: int, sums: int, state: int) -> None:
     """Weighted sums over their total weight, to where the output's product reads them."""
     table = ints(job)
     dim = table[j.DIM]

@@ -12,6 +12,7 @@ Addresses point to memory that `Program` owns. Strides are in elements.
     PARTS,
     PART_TABLE,
     ROWS,
+    CHUNK,
     HIDDEN,
     HEADS,
     KV_HEADS,
@@ -41,8 +42,9 @@ Addresses point to memory that `Program` owns. Strides are in elements.
     SCRATCH_STRIDE,
     CONSTANTS,
     SIZE,
-) = range(37)
-"""SYNC: words that threads count on. BYTES: 1 for int8. WORK: [rows, .] what products read, LEVELS
+) = range(38)
+"""SYNC: words that threads count on. CHUNK: rows that a thread takes at a time. BYTES: 1 for int8.
+WORK: [rows, .] what products read, LEVELS
 the same in int8; WIDE: [rows, .] what they give beside X. SEQS: [sequences, 3] first row, rows,
 start. TILES: [tiles, 2] sequence and first of its rows. CONSTANTS: eps, score scale."""
 
@@ -58,7 +60,8 @@ NORM, NORM_2, Q_NORM, K_NORM, CACHE, WINDOW, WEIGHTS = range(7)
 part, its panels, their scales and its bias; 0 where there are none."""
 LAYER_SIZE = WEIGHTS + 3 * 4
 
-BARRIER, DONE, COUNTERS = 0, 8, 16
-"""Words of SYNC, on cache lines of their own; from COUNTERS on those that hand out work."""
-HANDED_OUT = 5
-"""Counters of a layer: one a part, and one for attention."""
+PHASE_BYTES = 64
+"""Of SYNC, for each phase: how many of its pieces are taken, and how many are done. Its first cache
+line counts the helpers that are done with the job."""
+PHASES = 10
+"""Of a layer, at most."""

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from kernels.jit.machine import cache_folder
 
-numba.config.CACHE_DIR = cache_folder()
+cast("Any", numba.config).CACHE_DIR = cache_folder()
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -28,8 +28,14 @@ def compiled(function: _F) -> _F:
 
 
 def summing(function: _F) -> _F:
-    """The same, but its sums run in vectors: in an order that its operands' lengths alone decide."""
+    """The same, but its sums run in vectors: in an order that their lengths decide."""
     flags = {"reassoc", "contract", "nsz"}
+    return cast("_F", numba.njit(function, nogil=True, error_model="numpy", fastmath=flags))
+
+
+def ordering(function: _F) -> _F:
+    """The same for largest values: operands that are not numbers may be passed over."""
+    flags = {"nnan", "nsz", "reassoc"}
     return cast("_F", numba.njit(function, nogil=True, error_model="numpy", fastmath=flags))
 
 
@@ -52,7 +58,9 @@ def operation(build: Callable[..., Any], result: Any, *operands: Any) -> Any:
         return result(*operands), emit
 
     names = ["typing", *(f"operand_{place}" for place in range(len(operands)))]
-    typed.__signature__ = Signature([Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names])
+    cast("Any", typed).__signature__ = Signature(
+        [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+    )
     return intrinsic(typed)
 
 
@@ -64,7 +72,7 @@ def _view(kind: Any, element: ir.Type) -> Any:
     def build(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
         return builder.inttoptr(address, ir.PointerType(element))
 
-    return operation(build, types.CPointer(kind), types.int64)
+    return operation(build, cast("Any", types).CPointer(kind), types.int64)
 
 
 floats = _view(types.float32, F32)
@@ -112,6 +120,12 @@ nearest = operation(_nearest, types.float32, types.float32)
 as_float = operation(_bits, types.float32, types.int32)
 """A float32 of those bits."""
 
-sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
-sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
-give_way = types.ExternalFunction("sched_yield", types.int32())
+
+def _library(name: str, result: Any, *operands: Any) -> Any:
+    """A function of the C library."""
+    return cast("Any", types.ExternalFunction(name, result(*operands)))
+
+
+sem_wait = _library("sem_wait", types.int32, types.int64)
+sem_post = _library("sem_post", types.int32, types.int64)
+give_way = _library("sched_yield", types.int32)

@@ -1,57 +1,52 @@
-"""Rows times a packed weight, its panels handed out to the threads as they come."""
+"""Rows times a packed weight, and small products of attention."""
 
 from kernels.jit import job as j
-from kernels.jit.primitives import compiled, fetch_add, floats, ints
+from kernels.jit.primitives import compiled, floats, ints
 from kernels.jit.tiles import LANES, PANEL, ROWS, byte_panel, float_line, float_panel
 
 
 @compiled
-def multiply(job, layer, part, turn):
-    """The product that ends a part; `turn` is the address of the counter of its panels."""
+def multiply_panel(job: int, layer: int, part: int, panel: int) -> None:
+    """PANEL columns of the product that ends a part."""
     table, weights = ints(job), ints(layer + 8 * (j.WEIGHTS + 3 * part))
     sizes = ints(table[j.PART_TABLE] + 8 * j.PART_SIZE * part)
     columns, stride, mode = sizes[j.COLUMNS], sizes[j.TARGET_STRIDE], sizes[j.MODE]
     rows, fours = table[j.ROWS], (columns + 3) // 4
-    panels = (sizes[j.OUTPUTS] + PANEL - 1) // PANEL
-    while True:
-        panel = fetch_add(turn, 1)
-        if panel >= panels:
-            return
-        target = sizes[j.TARGET] + 4 * PANEL * panel
-        for row in range(0, rows, ROWS):
-            count = min(ROWS, rows - row)
-            if table[j.BYTES]:
-                byte_panel(
-                    count,
-                    table[j.LEVELS] + table[j.LEVELS_STRIDE] * row,
-                    table[j.LEVELS_STRIDE],
-                    table[j.SCALES] + 4 * row,
-                    table[j.CORRECTIONS] + 4 * row,
-                    weights[0] + 4 * PANEL * fours * panel,
-                    weights[1] + 4 * PANEL * panel,
-                    fours,
-                    target + 4 * stride * row,
-                    4 * stride,
-                    mode,
-                )
-            else:
-                float_panel(
-                    count,
-                    table[j.WORK] + 4 * table[j.WORK_STRIDE] * row,
-                    4 * table[j.WORK_STRIDE],
-                    weights[0] + 4 * PANEL * columns * panel,
-                    4 * PANEL,
-                    columns,
-                    target + 4 * stride * row,
-                    4 * stride,
-                    mode,
-                )
-        if weights[2]:
-            add_bias(target, stride, rows, weights[2] + 4 * PANEL * panel)
+    target = sizes[j.TARGET] + 4 * PANEL * panel
+    for row in range(0, rows, ROWS):
+        count = min(ROWS, rows - row)
+        if table[j.BYTES]:
+            byte_panel(
+                count,
+                table[j.LEVELS] + table[j.LEVELS_STRIDE] * row,
+                table[j.LEVELS_STRIDE],
+                table[j.SCALES] + 4 * row,
+                table[j.CORRECTIONS] + 4 * row,
+                weights[0] + 4 * PANEL * fours * panel,
+                weights[1] + 4 * PANEL * panel,
+                fours,
+                target + 4 * stride * row,
+                4 * stride,
+                mode,
+            )
+        else:
+            float_panel(
+                count,
+                table[j.WORK] + 4 * table[j.WORK_STRIDE] * row,
+                4 * table[j.WORK_STRIDE],
+                weights[0] + 4 * PANEL * columns * panel,
+                4 * PANEL,
+                columns,
+                target + 4 * stride * row,
+                4 * stride,
+                mode,
+            )
+    if weights[2]:
+        add_bias(target, stride, rows, weights[2] + 4 * PANEL * panel)
 
 
 @compiled
-def add_bias(out, stride, rows, bias):
+def add_bias(out: int, stride: int, rows: int, bias: int) -> None:
     """out [rows, PANEL] += bias [PANEL]."""
     own = floats(bias)
     for row in range(rows):
@@ -61,7 +56,18 @@ def add_bias(out, stride, rows, bias):
 
 
 @compiled
-def small_product(a, row_a, rows, b, row_b, k, c, row_c, columns, mode):
+def small_product(
+    a: int,
+    row_a: int,
+    rows: int,
+    b: int,
+    row_b: int,
+    k: int,
+    c: int,
+    row_c: int,
+    columns: int,
+    mode: int,
+) -> None:
     """c [rows, columns] = or += a times b; strides in bytes, columns whole vectors."""
     for row in range(0, rows, ROWS):
         count = min(ROWS, rows - row)

@@ -136,9 +136,10 @@ class Program:
 
     def _run(self, layers: Tensor, parts: Tensor) -> None:
         job = self._team.job
+        job[j.CHUNK] = max(1, min(8, int(job[j.ROWS]) // (8 * int(job[j.THREADS]))))
         job[j.LAYERS], job[j.LAYER_TABLE] = layers.shape[0], layers.data_ptr()
         job[j.PARTS], job[j.PART_TABLE] = parts.shape[0], parts.data_ptr()
-        self._team.run(j.HANDED_OUT * layers.shape[0])
+        self._team.run(j.PHASES * layers.shape[0])
 
     def _tiles(self, seqs: Tensor) -> Tensor:
         counts = seqs[:, 1].tolist()
@@ -186,13 +187,13 @@ class Program:
         job[j.LEVELS], job[j.LEVELS_STRIDE] = self._levels.data_ptr(), self._levels.shape[1]
         job[j.SCALES] = self._scales.data_ptr()
         job[j.CORRECTIONS] = self._corrections.data_ptr()
-        wide = self._wide.data_ptr(), self._wide.shape[1], STORE
-        x = self._x.data_ptr(), self._x.shape[1], ADD
+        to_wide = self._wide.data_ptr(), self._wide.shape[1], STORE
+        to_x = self._x.data_ptr(), self._x.shape[1], ADD
         joined = queries + 2 * shape.kv_heads * shape.dim
-        self._parts[j.QKV] = torch.tensor([shape.hidden, joined, *wide])
-        self._parts[j.OUTPUT] = torch.tensor([queries, shape.hidden, *x])
-        self._parts[j.GATE_UP] = torch.tensor([shape.hidden, 2 * shape.middle, *wide])
-        self._parts[j.DOWN] = torch.tensor([shape.middle, shape.hidden, *x])
+        self._parts[j.QKV] = torch.tensor([shape.hidden, joined, *to_wide])
+        self._parts[j.OUTPUT] = torch.tensor([queries, shape.hidden, *to_x])
+        self._parts[j.GATE_UP] = torch.tensor([shape.hidden, 2 * shape.middle, *to_wide])
+        self._parts[j.DOWN] = torch.tensor([shape.middle, shape.hidden, *to_x])
 
 
 def _whole(count: int) -> int:

@@ -7,7 +7,16 @@ import math
 
 from numpy import float32, int32
 
-from kernels.jit.primitives import as_float, compiled, floats, nearest, signed_bytes, summing, words
+from kernels.jit.primitives import (
+    as_float,
+    compiled,
+    floats,
+    nearest,
+    ordering,
+    signed_bytes,
+    summing,
+    words,
+)
 
 _LOG2_E = float32(1.4426950408889634)
 _LN2_HIGH, _LN2_LOW = float32(0.693359375), float32(-2.12194440e-4)
@@ -20,7 +29,7 @@ _NOTHING = float32(-math.inf)
 
 
 @compiled
-def exponential(x):
+def exponential(x: float32) -> float32:
     """e^x within 3 units in the last place; 0 below -87."""
     bounded = x if x < _HIGHEST else _HIGHEST
     bounded = bounded if bounded > _LOWEST else _LOWEST
@@ -36,7 +45,7 @@ def exponential(x):
 
 
 @summing
-def rms_norm(x, weight, count, eps, out):
+def rms_norm(x: int, weight: int, count: int, eps: float32, out: int) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight; Zhang and Sennrich 2019."""
     values, weights, normed = floats(x), floats(weight), floats(out)
     total = float32(0.0)
@@ -48,7 +57,7 @@ def rms_norm(x, weight, count, eps, out):
 
 
 @summing
-def quantise(x, count, out, scale, correction):
+def quantise(x: int, count: int, out: int, scale: int, correction: int) -> None:
     """out = x in steps of its largest value / 127; the correction is 128 times their sum."""
     values, levels = floats(x), signed_bytes(out)
     step = largest(x, count) / _LEVELS
@@ -63,18 +72,19 @@ def quantise(x, count, out, scale, correction):
 
 
 @compiled
-def largest(x, count):
+def largest(x: int, count: int) -> float32:
     """The largest absolute value; not a number if any is not. Floats without a sign are ordered
     as their bits are."""
     bits, top = words(x), int32(0)
     for i in range(count):
         size = bits[i] & int32(0x7FFFFFFF)
         top = size if size > top else top
-    return as_float(int32(top))
+    largest_value: float32 = as_float(int32(top))
+    return largest_value
 
 
 @compiled
-def silu_mul(gate, up, count, out):
+def silu_mul(gate: int, up: int, count: int, out: int) -> None:
     """out = gate / (1 + e^-gate) * up; Shazeer 2020."""
     gates, ups, made = floats(gate), floats(up), floats(out)
     for i in range(count):
@@ -82,8 +92,8 @@ def silu_mul(gate, up, count, out):
 
 
 @compiled
-def rotate(head, turns, pairs, scale):
-    """Turn neighbours by the angle whose cosine and sine `turns` holds, and scale; Su et al. 2021."""
+def rotate(head: int, turns: int, pairs: int, scale: float32) -> None:
+    """Turn pairs of neighbours by the angle of each, and scale; Su et al. 2021."""
     values, by = floats(head), floats(turns)
     for i in range(pairs):
         a, b = values[2 * i], values[2 * i + 1]
@@ -93,18 +103,16 @@ def rotate(head, turns, pairs, scale):
 
 
 @compiled
-def soften(scores, count, state, sums, dim):
-    """One row's scores become weights, next to those of earlier blocks (Milakov and Gimelshein
-    2018).
+def soften(scores: int, count: int, state: int, sums: int, dim: int) -> None:
+    """One row's scores become weights, next to those of earlier blocks (Milakov and
+    Gimelshein 2018).
 
     Args:
         state: the row's largest score and total weight so far.
         sums: [dim] weighted values so far; scaled to the new largest score.
     """
-    values, own, done = floats(scores), floats(state), floats(sums)
-    top = own[0]
-    for i in range(count):
-        top = values[i] if values[i] > top else top
+    own, done = floats(state), floats(sums)
+    top = highest(scores, count, own[0])
     base = top if top > _NOTHING else float32(0.0)
     shrink = exponential(own[0] - base)
     own[0] = top
@@ -114,8 +122,17 @@ def soften(scores, count, state, sums, dim):
             done[i] *= shrink
 
 
+@ordering
+def highest(scores: int, count: int, least: float32) -> float32:
+    """The largest of the scores and `least`."""
+    values, top = floats(scores), least
+    for i in range(count):
+        top = values[i] if values[i] > top else top
+    return top
+
+
 @summing
-def weigh(scores, count, base):
+def weigh(scores: int, count: int, base: float32) -> float32:
     """Each score becomes e^(score - base); returns their sum."""
     values, total = floats(scores), float32(0.0)
     for i in range(count):

@@ -19,7 +19,7 @@ class Team:
     def __init__(self, threads: int) -> None:
         self.job = torch.zeros(j.SIZE, dtype=torch.int64)
         """The table of `kernels.jit.job`; THREADS and SYNC are the team's."""
-        self._sync = torch.zeros(j.COUNTERS, dtype=torch.int64)
+        self._sync = torch.zeros(0, dtype=torch.int64)
         self._semaphores = torch.zeros(max(1, threads - 1) * _SEMAPHORE, dtype=torch.uint8)
         self._libc = ctypes.CDLL(None)
         self.job[j.THREADS] = threads
@@ -37,9 +37,10 @@ class Team:
             helper.start()
 
     def run(self, phases: int) -> None:
-        """What the job says; it shares out work in so many phases."""
-        if self._sync.numel() < j.COUNTERS + phases:
-            self._sync = torch.zeros(j.COUNTERS + phases, dtype=torch.int64)
+        """What the job says, which has so many phases at most."""
+        words = (1 + phases) * j.PHASE_BYTES // 8
+        if self._sync.numel() < words:
+            self._sync = torch.zeros(words, dtype=torch.int64)
         self._sync.zero_()
         self.job[j.SYNC] = self._sync.data_ptr()
         take_part(self.job.data_ptr(), 0, self._semaphores.data_ptr())

@@ -4,7 +4,7 @@ A row's sums are added in the order of k, alone, whatever the other rows of its 
 result does not depend on how many rows are computed together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -15,6 +15,9 @@ from kernels.jit.primitives import F32, I32, I64, POINTER, operation
 
 _I8 = ir.IntType(8)
 STORE, ADD = 0, 1
+
+
+Step = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
 
 
 class _Emitter:
@@ -59,7 +62,7 @@ class _Emitter:
         """a * b + c, rounded once."""
         return self.call(f"llvm.fma.v{self.lanes}f32", self.floats, a, b, c)
 
-    def loop(self, count: ir.Value, begin: Sequence[ir.Value], step: Any) -> list[ir.Value]:
+    def loop(self, count: ir.Value, begin: Sequence[ir.Value], step: Step) -> list[ir.Value]:
         """`step(i, values) -> values`, count times over values that stay in registers."""
         before = self.b.block
         head = self.b.append_basic_block("tile")
@@ -113,7 +116,8 @@ def _float_tile(vectors: int, lanes: int, most: int) -> Any:
     """(rows, a, bytes a row, b, bytes a row, k, c, bytes a row, mode): c [rows, vectors * lanes]
     = or += a [rows, k] times b [k, vectors * lanes], all float32."""
 
-    def build(builder, rows, a, row_a, b, row_b, k, c, row_c, mode) -> None:
+    def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
+        a, row_a, b, row_b, k, c, row_c, mode = given
         e = _Emitter(builder, lanes)
         cells = [(r, v) for r in range(rows) for v in range(vectors)]
         starts = [builder.add(a, builder.mul(row_a, I64(r))) for r in range(rows)]
@@ -147,7 +151,8 @@ def _byte_tile(vectors: int, most: int) -> Any:
     """
     lanes = 16
 
-    def build(builder, rows, a, row_a, scales, corrections, b, scales_b, k, c, row_c, mode) -> None:
+    def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
+        a, row_a, scales, corrections, b, scales_b, k, c, row_c, mode = given
         e = _Emitter(builder, lanes)
         bytes_of = ir.VectorType(_I8, 4 * lanes)
         cells = [(r, v) for r in range(rows) for v in range(vectors)]

@@ -1,7 +1,6 @@
 """`ModelRunner`: the torch side of an engine; owns weights, block tensors and the device."""
 
 import contextlib
-import importlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -252,8 +251,9 @@ class ModelRunner:
     ) -> "Decoder | FusedDecoder":
         architecture = MODELS[source.config.architecture]
         if self._compiled:
-            fused = importlib.import_module("services.engine.models.fused")
-            return fused.FusedDecoder(
+            from services.engine.models.fused import FusedDecoder
+
+            return FusedDecoder(
                 source.config,
                 source.weights,
                 head_norms=architecture.head_norms,

@@ -40,7 +40,8 @@ class Attention:
         hidden, dim = config.hidden_size, config.head_dim
         queries = config.num_heads * dim
         self._norm = take(f"{at}.input_layernorm.weight", hidden)
-        self._qkv = kernels.pack(joined_projection(config, take, f"{at}.self_attn", "weight", hidden))
+        joined = joined_projection(config, take, f"{at}.self_attn", "weight", hidden)
+        self._qkv = kernels.pack(joined)
         self._qkv_bias: Tensor | None = None
         if config.qkv_bias:
             self._qkv_bias = joined_projection(config, take, f"{at}.self_attn", "bias", 1).view(-1)
