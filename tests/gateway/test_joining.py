@@ -20,20 +20,21 @@ def call(**fields: Any) -> bytes:
     return Response(delta={"tool_call": fields, "num_tokens": 1}).SerializeToString()
 
 
-def summed(messages: list[bytes]) -> list[Any]:
-    """A stream piece by piece, wherever its messages were cut."""
-    pieces: list[Any] = []
+def summed(messages: list[bytes]) -> dict[int, list[Any]]:
+    """Each choice piece by piece, wherever its messages were cut, and what is no delta in all."""
+    pieces: dict[int, list[Any]] = {0: [], 1: []}
     for raw in messages:
         message = Response.FromString(raw)
         event = message.WhichOneof("event")
         if event != "delta":
-            pieces.append((event, raw))
+            for choice in pieces.values():
+                choice.append((event, raw))
             continue
-        d = message.delta
-        pieces += [("char", d.choice, c) for c in d.text]
-        pieces += [("thought", d.choice, c) for c in d.reasoning]
+        d, seen = message.delta, pieces[message.delta.choice]
+        seen += [("char", c) for c in d.text]
+        seen += [("thought", c) for c in d.reasoning]
         if d.WhichOneof("content") == "tool_call":
-            pieces.append(("call", d.choice, d.tool_call.SerializeToString()))
+            seen.append(("call", d.tool_call.SerializeToString()))
     return pieces
 
 
@@ -85,6 +86,11 @@ def test_deltas_of_one_choice_become_one():
     assert list(joined([delta(text=t, token_ids=[i]) for i, t in enumerate("abc")])) == [
         delta(text="abc", token_ids=[0, 1, 2])
     ]
+
+
+def test_choices_by_turns_become_one_each():
+    turns = [delta(choice=c, text=t, token_ids=[i]) for i, t in enumerate("ab") for c in (0, 1)]
+    assert list(joined(turns)) == [delta(choice=c, text="ab", token_ids=[0, 1]) for c in (0, 1)]
 
 
 def test_a_lone_message_is_passed_on_as_it_is():
