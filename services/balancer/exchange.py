@@ -212,6 +212,7 @@ class Exchange:
             on_lost=call.cancel,
         )
         life = engine.engine_id, engine.epoch_ms
+        ticket.movable = not self._recovery.moved
         ticket.on_end = rooms.matcher.holds.hold(life, self._matches.chain_for(engine))
         self._grant.use()
         return _Attempt(engine, ticket, decision, call)
@@ -264,7 +265,7 @@ class Exchange:
         """Account for one message of the engine."""
         first = attempt.silent
         if first:
-            attempt.silent = False
+            attempt.silent, attempt.ticket.begun = False, True
             attempt.ticket.member.breaker.succeeded()
             if self._recovery.origin is not None:
                 self._rooms.stats.continuations.labels("carried").inc()
@@ -291,6 +292,11 @@ class Exchange:
     def _recover(self, attempt: _Attempt, failure: Failure) -> bytes | None:
         stats = self._rooms.stats
         error = failure.error
+        if failure.recalled and attempt.silent:
+            attempt.decision.outcome = failures.RECALLED
+            self._recovery.recalled(attempt.engine)
+            stats.retries.labels(failures.RECALLED).inc()
+            return None
         log.warning(
             "engine %s failed: %s: %s", attempt.engine.engine_id, error.code.name, error.message
         )
@@ -314,8 +320,10 @@ def _failure_of(error: BaseException, attempt: _Attempt) -> Failure:
         return failures.of_rpc_error(error)
     if isinstance(error, errors.FleetError):
         return Failure(error)
-    if not attempt.ticket.lost or _told_to_end():
+    if not (attempt.ticket.lost or attempt.ticket.recalled) or _told_to_end():
         raise error
+    if not attempt.ticket.lost:
+        return failures.recalled()
     return failures.stalled(attempt.ticket.lost)
 
 

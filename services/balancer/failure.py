@@ -14,6 +14,7 @@ from services.common.errors import FleetError
 _CHARGED = (errors.UnavailableError, errors.InternalError, errors.DataLossError)
 _ELSEWHERE = (*_CHARGED, errors.AbortedError)
 DRAINING = "DRAINING"
+RECALLED = "RECALLED"
 REPLACED = "REPLACED"
 """An engine took a higher attempt of the same request: whoever sent that has the stream now."""
 
@@ -25,10 +26,14 @@ class Failure:
     error: FleetError
     lost: bool = False
     """The engine is gone or hangs, as opposed to having answered with an error of ours."""
+    recalled: bool = False
+    """No failure at all: the request was taken back, to begin sooner elsewhere."""
 
     @property
     def outcome(self) -> Outcome:
         """What the breaker is told: UNAVAILABLE, INTERNAL, DATA_LOSS and stalls are charged."""
+        if self.recalled:
+            return Outcome.NEUTRAL
         if isinstance(self.error, _CHARGED) and self.error.reason != DRAINING:
             return Outcome.FAULT
         return Outcome.NEUTRAL
@@ -70,6 +75,12 @@ def of_rpc_error(error: grpc.RpcError) -> Failure:
 def stalled(reason: str) -> Failure:
     """The registry gave the engine up under the request."""
     return Failure(errors.UnavailableError(reason, reason="ENGINE_LOST"), lost=True)
+
+
+def recalled() -> Failure:
+    """The request waited at a full engine while another had room."""
+    error = errors.UnavailableError("it waited at a full engine", reason=RECALLED)
+    return Failure(error, recalled=True)
 
 
 def going_down(ledger: StreamLedger) -> FleetError:

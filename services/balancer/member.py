@@ -51,7 +51,19 @@ class Ticket:
     """Called once, when the engine has it no more."""
     credited: bool = True
     """Not yet contained in a load report."""
+    begun: bool = False
+    """The engine has given a message."""
+    movable: bool = True
+    """May be taken back before it has begun."""
+    recalled: bool = False
+    """Was taken back: no fault of the engine's."""
     ended: bool = False
+
+    def take_back(self) -> None:
+        """It waits there although another engine has room: cancels the call to this one."""
+        self.recalled, self.movable = True, False
+        if self.on_lost is not None:
+            self.on_lost()
 
     def end(self, outcome: Outcome) -> None:
         """The engine has the request no more; idempotent, the first outcome counts."""
@@ -151,6 +163,10 @@ class Member:
             if ticket.on_lost is not None:
                 ticket.on_lost()
         return len(tickets)
+
+    def unbegun(self) -> list[Ticket]:
+        """Our requests there that may still be taken back."""
+        return [t for t in self._tickets if t.movable and not t.begun and not t.lost]
 
     def stalled(self, now: float) -> bool:
         """Whether it is silent, or has work and makes no progress, for too long.

@@ -30,10 +30,12 @@ class Recovery:
         self._without_progress = 0
         self.ledger = StreamLedger(asked.num_choices, base)
         self.attempts = 0
-        """Attempts that have failed."""
+        """Attempts that have failed or were taken back."""
         self.excluded: set[EngineLife] = set()
         """Lives of engines that failed since the stream last made progress."""
         self._lost_at: dict[EngineLife, float] = {}
+        self.moved = False
+        """Taken back once already."""
         self.origin: Origin | None = None
         """Set once the client has a part of the stream: only some engines may go on from there."""
 
@@ -120,6 +122,14 @@ class Recovery:
         if self._without_progress >= self._config.max_attempts:
             raise self.nobody(retry_after_s)
         return None
+
+    def recalled(self, engine: EngineView) -> None:
+        """An attempt was taken back before it began: no failure, and the engine is no worse."""
+        life = engine.engine_id, engine.epoch_ms
+        self.excluded.add(life)
+        self._lost_at[life] = float("-inf")  # it may have it again if there is nobody else
+        self.attempts += 1
+        self.moved = True
 
     def nobody(self, retry_after_s: float) -> FleetError:
         """What the client is told when no engine is left to try."""

@@ -18,6 +18,7 @@ from services.balancer.config import BalancerConfig
 from services.balancer.engine_view import EngineState, EngineView
 from services.balancer.load_watch import watch_load
 from services.balancer.member import Member
+from services.balancer.recall import recall
 from services.common.carrier import Link
 from services.common.rpc import Membership
 
@@ -202,7 +203,7 @@ class EngineRegistry:
         )
 
     def _sweep(self) -> None:
-        """Let go of ghosts and give up engines that have stalled."""
+        """Let go of ghosts, give up engines that have stalled, take back what waits for nothing."""
         now = self._clock()
         for member in list(self._members.values()):
             if not member.registered and not member.connected and self._keys.connected:
@@ -212,6 +213,9 @@ class EngineRegistry:
                 self._leave_stalled(member, now)
             else:
                 member.stuck = False
+        moved = recall(self._members.values(), now)
+        if moved:
+            log.info("%d requests taken back from full engines: others have room", moved)
 
     def _leave_stalled(self, member: Member, now: float) -> None:
         first, member.stuck = not member.stuck, True
