@@ -114,6 +114,9 @@ SETS: Mapping[str, str] = {
 }
 
 
+_SHORTEST = 4
+
+
 class UnsupportedError(ValueError):
     """No set of kernels does that."""
 
@@ -144,12 +147,12 @@ def compiled_set(device: str, dtype: str, sizes: tuple[int, ...]) -> str:
     """Name of the set that runs a round of a dense model as one compiled job; "" for none.
 
     Args:
-        sizes: what vectors must divide: head size and positions of a block.
+        sizes: what its narrowest vectors must divide: head size and positions of a block.
     """
     if device != "cpu" or dtype not in ("float32", "int8"):
         return ""
     found = importlib.import_module("kernels.jit.machine")
-    if not found.usable() or any(size % found.machine().lanes for size in sizes):
+    if not found.usable() or any(size % _SHORTEST for size in sizes):
         return ""
     if dtype == "int8":
         return "jit-int8" if found.machine().byte_products else ""

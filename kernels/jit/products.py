@@ -2,7 +2,16 @@
 
 from kernels.jit import job as j
 from kernels.jit.primitives import compiled, floats, ints
-from kernels.jit.tiles import LANES, PANEL, ROWS, byte_panel, float_line, float_panel
+from kernels.jit.tiles import (
+    LANES,
+    PANEL,
+    ROWS,
+    SHORT,
+    byte_panel,
+    float_line,
+    float_panel,
+    float_short,
+)
 
 
 @compiled
@@ -68,18 +77,15 @@ def small_product(
     columns: int,
     mode: int,
 ) -> None:
-    """c [rows, columns] = or += a times b; strides in bytes, columns whole vectors."""
+    """c [rows, columns] = or += a times b; strides in bytes, columns a multiple of SHORT."""
     for row in range(0, rows, ROWS):
         count = min(ROWS, rows - row)
-        for column in range(0, columns, LANES):
-            float_line(
-                count,
-                a + row_a * row,
-                row_a,
-                b + 4 * column,
-                row_b,
-                k,
-                c + row_c * row + 4 * column,
-                row_c,
-                mode,
-            )
+        left, out = a + row_a * row, c + row_c * row
+        if columns % LANES == 0:
+            for column in range(0, columns, LANES):
+                at = 4 * column
+                float_line(count, left, row_a, b + at, row_b, k, out + at, row_c, mode)
+        else:
+            for column in range(0, columns, SHORT):
+                at = 4 * column
+                float_short(count, left, row_a, b + at, row_b, k, out + at, row_c, mode)

@@ -199,5 +199,9 @@ float_panel = _float_tile(PANEL_VECTORS, LANES, ROWS)
 """Against a panel of a weight."""
 float_line = _float_tile(1, LANES, ROWS)
 """One vector wide."""
+SHORT = 4
+"""Lanes of the narrowest tile, for what whole vectors do not divide."""
+float_short = _float_tile(1, SHORT, ROWS)
+"""SHORT columns wide."""
 byte_panel = _byte_tile(PANEL_VECTORS, ROWS)
 """Against a panel of bytes; only where the machine has byte products."""

@@ -46,7 +46,8 @@ class Drive:
 
     def __post_init__(self) -> None:
         self.runner.allocate(self.num_blocks)
-        self.free = list(range(self.num_blocks - 1, 0, -2)) + list(range(1, self.num_blocks - 1, 2))
+        last = self.num_blocks - 1
+        self.free = list(range(last, 0, -2)) + list(range(last - 1, 0, -2))
 
     def table(self, length: int) -> tuple[int, ...]:
         """Blocks for that many positions."""

@@ -45,9 +45,21 @@ def _last_logits(run, prompts: list[list[int]], chunk: int, batched: bool) -> li
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("block_size", [16, 32])
-def test_logits_are_equal_to_the_bit(model: str, block_size: int, drive: Callable) -> None:
-    run = drive(model, deterministic=True, block_size=block_size, num_blocks=400)
+@pytest.mark.parametrize(
+    ("block_size", "fields"),
+    [
+        (16, {"kernels": "torch"}),
+        (16, {}),
+        (32, {"kernels": "torch"}),
+        (32, {}),
+        (12, {}),
+        (32, {"dtype": "int8"}),
+    ],
+)
+def test_logits_are_equal_to_the_bit(
+    model: str, block_size: int, fields: dict, drive: Callable
+) -> None:
+    run = drive(model, deterministic=True, block_size=block_size, num_blocks=400, **fields)
     prompts = _prompts() if "smollm2" not in model else [_prompts()[i] for i in (1, 4, 8)]
     alone = _last_logits(run, prompts, 1000, batched=False)
     for chunk, batched in ((1000, True), (32, True), (7, False)):
@@ -56,9 +68,9 @@ def test_logits_are_equal_to_the_bit(model: str, block_size: int, drive: Callabl
             assert torch.equal(want, got), (chunk, batched)
 
 
-def test_the_default_mode_is_not_equal_to_the_bit(drive: Callable, tiny_folders: dict) -> None:
+def test_torchs_default_is_not_equal_to_the_bit(drive: Callable, tiny_folders: dict) -> None:
     """Otherwise the test above would prove nothing."""
-    run = drive(tiny_folders["tied"])
+    run = drive(tiny_folders["tied"], kernels="torch")
     alone = _last_logits(run, _prompts(), 1000, batched=False)
     chunked = _last_logits(run, _prompts(), 7, batched=True)
     pairs = list(zip(alone, chunked, strict=True))
@@ -90,9 +102,13 @@ def test_a_warm_prefix_is_equal_to_the_bit(drive: Callable, tiny_folders: dict) 
     assert torch.equal(cold.logits, warm.logits)
 
 
-def test_the_mode_is_part_of_the_numerics_id(tiny_folders: dict) -> None:
+def test_torchs_mode_is_part_of_the_numerics_id(tiny_folders: dict) -> None:
     ids = {
-        ModelRunner(EngineConfig(model=str(tiny_folders["tied"]), threads=1, deterministic=mode))
+        ModelRunner(
+            EngineConfig(
+                model=str(tiny_folders["tied"]), threads=1, kernels="torch", deterministic=mode
+            )
+        )
         .describe()
         .numerics_id
         for mode in (False, True)

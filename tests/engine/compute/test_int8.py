@@ -70,7 +70,7 @@ def test_weights_shrink_and_the_numerics_id_differs(tiny_folders: dict) -> None:
         for dtype in ("float32", "int8")
     }
     assert infos["int8"].weights_bytes < 0.6 * infos["float32"].weights_bytes
-    assert infos["int8"].numerics_id.startswith("int8/torch-int8/")
+    assert infos["int8"].numerics_id.startswith("int8/")
     assert infos["int8"].numerics_id != infos["float32"].numerics_id
     assert infos["int8"].kv_layout == infos["float32"].kv_layout
 
@@ -78,7 +78,7 @@ def test_weights_shrink_and_the_numerics_id_differs(tiny_folders: dict) -> None:
 def test_what_is_not_built_is_refused_by_name(tiny_folders: dict, tmp_path: Path) -> None:
     tied = str(tiny_folders["tied"])
     with pytest.raises(ConfigError, match=r"deterministic.*int8"):
-        ModelRunner(EngineConfig(model=tied, dtype="int8", deterministic=True))
+        ModelRunner(EngineConfig(model=tied, dtype="int8", deterministic=True, kernels="torch"))
     shape = TinyShape(kind="qwen3_moe", seed=4, tie_embeddings=False)
     experts = str(write_tiny_model(tmp_path / "moe", shape))
     with pytest.raises(ConfigError, match=r"dtype=int8.*experts"):
@@ -96,4 +96,6 @@ def test_a_machine_that_cannot_is_told_the_key(
 
     monkeypatch.setattr(linear, "_require_once", refuse)
     with pytest.raises(ConfigError, match="dtype=int8: no VNNI"):
-        ModelRunner(EngineConfig(model=str(tiny_folders["tied"]), dtype="int8", threads=1))
+        ModelRunner(
+            EngineConfig(model=str(tiny_folders["tied"]), dtype="int8", threads=1, kernels="torch")
+        )

@@ -182,7 +182,8 @@ def test_describe_tells_the_memory_of_a_block(tiny_folders: dict) -> None:
     assert info.max_model_len == 512
     assert info.eos_token_ids == (257, 258)
     source = load_model(str(tiny_folders["tied"]))
-    assert info.weights_bytes == sum(w.nbytes for w in source.weights.values())
+    stored = sum(w.nbytes for w in source.weights.values())
+    assert stored <= info.weights_bytes < 1.5 * stored  # whole panels; a tied head beside the table
     free = runner.profile_kv_bytes(128, 8)
     assert 2**20 < free < 2**46
     runner.allocate(4)
@@ -195,7 +196,7 @@ def test_describe_tells_the_memory_of_a_block(tiny_folders: dict) -> None:
     [
         ({"max_model_len": 1000}, "max_model_len"),
         ({"device": "cuda"}, "device"),
-        ({"dtype": "int8", "deterministic": True}, "deterministic"),
+        ({"dtype": "int8", "deterministic": True, "kernels": "torch"}, "deterministic"),
     ],
 )
 def test_what_cannot_run_here_is_refused_by_its_key(
@@ -219,7 +220,7 @@ def test_long_histories_attend_in_groups_of_bounded_size(
     prompts, counts = _prompts(150, 3, 60, 5, 149, 90), [6] * 6
     want = drive(tiny_folders["tied"]).generate(prompts, counts)
     monkeypatch.setattr(decode_rows, "POSITIONS", 0)  # what is kept is not gathered
-    run = drive(tiny_folders["tied"])
+    run = drive(tiny_folders["tied"], kernels="torch")
     monkeypatch.setattr(input_metadata, "GATHERED", 200)
     groups = []
     build = input_metadata._decode_group
