@@ -271,6 +271,8 @@ def up(args: argparse.Namespace, state_dir: str) -> str:
         "engine.threads": 1,
         "engine.max_num_batched_tokens": ROUND_TOKENS,
         "engine.max_num_seqs": MAX_NUM_SEQS,
+        # Beside other work a round may take longer than an engine that is well ever should.
+        "balancer.stall_limit_s": 60,
     }
     if args.simulate:
         keys["engine.simulate"] = args.simulate
