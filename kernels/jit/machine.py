@@ -1,9 +1,11 @@
 """What the processor offers to compiled kernels, and where their machine code is kept."""
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +48,8 @@ def usable() -> bool:
 
 
 def cache_folder() -> str:
-    """Where machine code is kept between runs: beside the sources, else for this user.
+    """Where machine code is kept between runs, beside the sources or else for this user; "" if
+    nowhere.
 
     Its name changes with every source of this package: a compiler that watches one file at a time
     would not see that another has changed.
@@ -57,11 +60,19 @@ def cache_folder() -> str:
         digest.update(source.read_bytes())
     name = f"jit-{digest.hexdigest()[:16]}"
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    for folder in (here / "__pycache__", Path(home) / "inferfleet", Path(tempfile.gettempdir())):
-        try:
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder / name, os.W_OK):
-            return str(folder / name)
-    return str(here / "__pycache__" / name)
+    for parent in (here / "__pycache__", Path(home) / "inferfleet", Path(tempfile.gettempdir())):
+        folder = parent / name
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                _forget_others(here, folder)
+                return str(folder)
+    return ""
+
+
+def _forget_others(here: Path, folder: Path) -> None:
+    """Code of sources that have changed since is of no use beside them; elsewhere it may be."""
+    if folder.is_relative_to(here):
+        for old in folder.parent.glob("jit-*"):
+            if old != folder:
+                shutil.rmtree(old, ignore_errors=True)

@@ -14,7 +14,9 @@ from numba.extending import intrinsic
 
 from kernels.jit.machine import cache_folder
 
-cast("Any", numba.config).CACHE_DIR = cache_folder()
+_CACHE = cache_folder()
+if _CACHE:
+    cast("Any", numba.config).CACHE_DIR = _CACHE
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -43,7 +45,7 @@ def entry(signature: Any) -> Callable[[_F], _F]:
     """A kernel that Python calls: compiled when it is imported, kept in the cache."""
     return cast(
         "Callable[[_F], _F]",
-        numba.njit(signature, nogil=True, error_model="numpy", cache=True),
+        numba.njit(signature, nogil=True, error_model="numpy", cache=bool(_CACHE)),
     )
 
 

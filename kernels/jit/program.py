@@ -131,7 +131,7 @@ class Program:
         return out[:, :vocabulary]
 
     def close(self) -> None:
-        """End the threads."""
+        """End the helping threads; what is called later runs on one."""
         self._team.close()
 
     def _run(self, layers: Tensor, parts: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,7 @@ class ModelRunner:
         started = time.perf_counter()
         self._caches: list[Tensor] = []
         self._experts: ExpertLeader | None = None
+        self._end_model: Callable[[], object] = lambda: None
         self._device = _device(config)
         if shard is not None and self._device.type == "cuda":
             self._device = torch.device("cuda", shard.rank)
@@ -243,6 +244,7 @@ class ModelRunner:
     def close(self) -> None:
         """See Runner."""
         self._caches, self._rows = [], None
+        self._end_model()
         if self._experts:
             self._experts.close()
 
@@ -253,7 +255,7 @@ class ModelRunner:
         if self._compiled:
             from services.engine.models.fused import FusedDecoder
 
-            return FusedDecoder(
+            fused = FusedDecoder(
                 source.config,
                 source.weights,
                 head_norms=architecture.head_norms,
@@ -261,6 +263,8 @@ class ModelRunner:
                 block_size=config.block_size,
                 max_positions=_max_len(config, source),
             )
+            self._end_model = fused.close
+            return fused
         return architecture(
             source.config,
             source.weights,

@@ -1,0 +1,326 @@
+"""Rounds that run as one compiled job, against plain float64; and who takes part in them."""
+
+import gc
+import threading
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, silu
+
+from kernels import dispatch
+from kernels.jit import machine as jit_machine
+from kernels.jit.machine import machine, usable
+from kernels.jit.packing import pack_bytes, pack_floats
+from kernels.jit.program import LayerWeights, Program, Shape
+from kernels.jit.tiles import PANEL
+from kernels.spans import Spans
+
+pytestmark = pytest.mark.skipif(not usable(), reason="compiled kernels are for x86-64 Linux")
+SMALL = Shape(hidden=40, heads=6, kv_heads=2, dim=12, middle=70, vocabulary=100, eps=1e-5, block=8)
+LARGE = Shape(
+    hidden=96, heads=4, kv_heads=4, dim=32, middle=130, vocabulary=257, eps=1e-6, block=32
+)
+ONE_HEAD = Shape(
+    hidden=64, heads=8, kv_heads=1, dim=16, middle=64, vocabulary=64, eps=1e-5, block=16
+)
+
+
+@dataclass
+class Dense:
+    """One layer's weights as they are."""
+
+    norm: Tensor
+    qkv: Tensor
+    output: Tensor
+    norm_2: Tensor
+    gate_up: Tensor
+    down: Tensor
+    biases: tuple[Tensor, ...]
+    head_norms: tuple[Tensor, ...]
+    window: int
+
+
+def _dense(shape: Shape, draw: torch.Generator, window: int, extras: bool) -> Dense:
+    def some(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=draw) / sizes[-1] ** 0.5
+
+    joined = (shape.heads + 2 * shape.kv_heads) * shape.dim
+    queries = shape.heads * shape.dim
+    sizes = (joined, shape.hidden, 2 * shape.middle, shape.hidden)
+    return Dense(
+        norm=1 + some(shape.hidden),
+        qkv=some(joined, shape.hidden),
+        output=some(shape.hidden, queries),
+        norm_2=1 + some(shape.hidden),
+        gate_up=some(2 * shape.middle, shape.hidden),
+        down=some(shape.hidden, shape.middle),
+        biases=tuple(some(size) for size in sizes) if extras else (),
+        head_norms=(1 + some(shape.dim), 1 + some(shape.dim)) if extras else (),
+        window=window,
+    )
+
+
+def _packed(layer: Dense, pack=pack_floats) -> LayerWeights:
+    biases = [pad(bias, (0, -len(bias) % PANEL)) for bias in layer.biases] or [None] * 4
+    q_norm, k_norm = layer.head_norms or (None, None)
+    return LayerWeights(
+        norm=layer.norm,
+        qkv=pack(layer.qkv),
+        qkv_bias=biases[0],
+        output=pack(layer.output),
+        output_bias=biases[1],
+        norm_2=layer.norm_2,
+        gate_up=pack(layer.gate_up),
+        gate_up_bias=biases[2],
+        down=pack(layer.down),
+        down_bias=biases[3],
+        q_norm=q_norm,
+        k_norm=k_norm,
+        window=layer.window,
+    )
+
+
+class Model:
+    """Two layers, as a program and as plain arithmetic."""
+
+    def __init__(self, shape: Shape, *, window: int = 0, extras: bool = False) -> None:
+        draw = torch.Generator().manual_seed(7)
+        self.shape = shape
+        self.layers = [_dense(shape, draw, width, extras) for width in (window, 0)]
+        self.norm = 1 + torch.randn(shape.hidden, generator=draw) / 9
+        self.head = torch.randn(shape.vocabulary, shape.hidden, generator=draw)
+        self.angles = torch.rand(400, shape.dim // 2, generator=draw) * 6
+        self.embedded = torch.randn(400, shape.hidden, generator=draw)
+
+    def program(self, threads: int = 1, pack=pack_floats) -> Program:
+        layers = [_packed(layer, pack) for layer in self.layers]
+        return Program(self.shape, layers, self.norm, pack(self.head), threads)
+
+    def caches(self, blocks: int) -> list[Tensor]:
+        shape = self.shape
+        size = (blocks, shape.block, 2 * shape.kv_heads, shape.dim)
+        return [torch.zeros(size) for _ in self.layers]
+
+    def turns(self, positions: list[int]) -> Tensor:
+        angles = self.angles[positions]
+        return torch.stack((angles.cos(), angles.sin()), dim=-1)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """Logits [T, vocabulary] of one sequence from its start, in float64."""
+        x = x.double()
+        for layer in self.layers:
+            x = x + self._attention(layer, x)
+            normed = _rms(x, layer.norm_2, self.shape.eps)
+            gate, up = _linear(normed, layer.gate_up, layer.biases, 2).chunk(2, dim=-1)
+            x = x + _linear(silu(gate) * up, layer.down, layer.biases, 3)
+        return _rms(x, self.norm, self.shape.eps) @ self.head.double().T
+
+    def _attention(self, layer: Dense, x: Tensor) -> Tensor:
+        shape, length = self.shape, x.shape[0]
+        joined = _linear(_rms(x, layer.norm, shape.eps), layer.qkv, layer.biases, 0)
+        heads = joined.view(length, -1, shape.dim)
+        q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        if layer.head_norms:
+            q, k = (
+                _rms(part, weight, shape.eps)
+                for part, weight in zip((q, k), layer.head_norms, strict=True)
+            )
+        turns = torch.view_as_complex(self.turns(list(range(length))).double()).unsqueeze(1)
+        q, k = (
+            torch.view_as_real(
+                torch.view_as_complex(part.reshape(length, -1, shape.dim // 2, 2)) * turns
+            ).flatten(2)
+            for part in (q, k)
+        )
+        group = shape.heads // shape.kv_heads
+        k, v = (part.repeat_interleave(group, dim=1) for part in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / shape.dim**0.5
+        places = torch.arange(length)
+        back = places.view(-1, 1) - places
+        hidden = (back < 0) | (back >= layer.window if layer.window else back < 0)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        mixed = torch.einsum("hqk,khd->qhd", weights, v).reshape(length, -1)
+        return _linear(mixed, layer.output, layer.biases, 1)
+
+
+def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def _linear(x: Tensor, weight: Tensor, biases: tuple[Tensor, ...], which: int) -> Tensor:
+    out = x @ weight.double().T
+    return out + biases[which].double() if biases else out
+
+
+class Rounds:
+    """Runs sequences of a model, each with blocks of its own."""
+
+    def __init__(self, model: Model, program: Program, lengths: list[int]) -> None:
+        self.model, self.program, self.lengths = model, program, lengths
+        block = model.shape.block
+        counts = [-(-length // block) for length in lengths]
+        order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(3)) + 1
+        self.tables = [list(map(int, part)) for part in order.split(counts)]
+        self.caches = model.caches(sum(counts) + 1)
+
+    def embedded(self, seq: int) -> Tensor:
+        """Inputs [length, hidden]; no two sequences have the same."""
+        return self.model.embedded.roll(-17 * seq, 0)[: self.lengths[seq]]
+
+    def run(self, parts: list[tuple[int, int, int]]) -> list[Tensor]:
+        """Logits of (sequence, start, end), computed in one round."""
+        block = self.model.shape.block
+        rows, positions, slots, seqs = [], [], [], []
+        for seq, start, end in parts:
+            seqs.append((len(positions), end - start, start))
+            rows.append(self.embedded(seq)[start:end])
+            positions += range(start, end)
+            table = self.tables[seq]
+            slots += [table[p // block] * block + p % block for p in range(start, end)]
+        width = max(len(self.tables[seq]) for seq, _, _ in parts)
+        tables = [self.tables[seq] + [0] * (width - len(self.tables[seq])) for seq, _, _ in parts]
+        hidden = self.program.forward(
+            torch.cat(rows),
+            self.model.turns(positions),
+            torch.tensor(slots),
+            Spans(torch.tensor(seqs), torch.tensor(tables)),
+            self.caches,
+        )
+        logits = self.program.logits(hidden.clone())
+        return list(logits.clone().split([end - start for _, start, end in parts]))
+
+
+CASES = {
+    "small": Model(SMALL),
+    "large": Model(LARGE, extras=True),
+    "one key head": Model(ONE_HEAD),
+    "window": Model(SMALL, window=11, extras=True),
+}
+LENGTHS = [45, 1, 17, 70, 8]
+
+
+def _whole(rounds: Rounds) -> list[Tensor]:
+    return rounds.run([(seq, 0, length) for seq, length in enumerate(rounds.lengths)])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_is_what_plain_arithmetic_says(name: str) -> None:
+    model = CASES[name]
+    rounds = Rounds(model, model.program(), LENGTHS)
+    for seq, got in enumerate(_whole(rounds)):
+        want = model.plain(rounds.embedded(seq)).float()
+        torch.testing.assert_close(got, want, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("pack", [pack_floats, pack_bytes])
+@pytest.mark.parametrize("name", CASES)
+def test_company_chunks_and_threads_change_no_bit(name: str, pack) -> None:
+    if pack is pack_bytes and not machine().byte_products:
+        pytest.skip("this CPU has no byte products")
+    model = CASES[name]
+    want = _whole(Rounds(model, model.program(1, pack), LENGTHS))
+    for threads in (1, 3):
+        rounds = Rounds(model, model.program(threads, pack), LENGTHS)
+        for chunk in (1, 5, 16):
+            got: list[list[Tensor]] = [[] for _ in LENGTHS]
+            for start in range(0, max(LENGTHS), chunk):
+                parts = [
+                    (seq, start, min(length, start + chunk))
+                    for seq, length in enumerate(LENGTHS)
+                    if start < length
+                ]
+                for (seq, _, _), logits in zip(parts, rounds.run(parts), strict=True):
+                    got[seq].append(logits)
+            for seq, parts_of in enumerate(got):
+                assert torch.equal(torch.cat(parts_of), want[seq]), (threads, chunk, seq)
+        rounds.program.close()
+
+
+def test_bytes_stay_near_floats() -> None:
+    if not machine().byte_products:
+        pytest.skip("this CPU has no byte products")
+    model = CASES["large"]
+    floats = _whole(Rounds(model, model.program(), LENGTHS))
+    byted = _whole(Rounds(model, model.program(1, pack_bytes), LENGTHS))
+    for want, got in zip(floats, byted, strict=True):
+        assert not torch.equal(want, got)
+        assert (want - got).std() < 0.05 * want.std()
+
+
+def test_what_is_not_a_number_stays_in_its_sequence() -> None:
+    model = CASES["small"]
+    clean = _whole(Rounds(model, model.program(), LENGTHS))
+    rounds = Rounds(model, model.program(), LENGTHS)
+    rounds.model = Model(SMALL)
+    rounds.model.embedded = model.embedded.clone()
+    ill = replace_row(rounds, 2, 5)
+    got = ill.run([(seq, 0, length) for seq, length in enumerate(LENGTHS)])
+    assert got[2][5].isnan().all()
+    for seq in (0, 1, 3, 4):
+        assert torch.equal(got[seq], clean[seq])
+
+
+def replace_row(rounds: Rounds, seq: int, row: int) -> Rounds:
+    """The same rounds with a NaN in one input of one sequence."""
+    own = rounds.embedded
+
+    def embedded(which: int) -> Tensor:
+        values = own(which).clone()
+        if which == seq:
+            values[row, 3] = float("nan")
+        return values
+
+    rounds.embedded = embedded  # type: ignore[method-assign]
+    return rounds
+
+
+def test_threads_end_with_their_program() -> None:
+    def helpers() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if t.name.startswith("kernel-")}
+
+    before = helpers()
+    model = CASES["small"]
+    program = model.program(3)
+    assert len(helpers() - before) == 2
+    want = _whole(Rounds(model, program, LENGTHS))
+    program.close()
+    program.close()
+    assert helpers() <= before
+    late = _whole(Rounds(model, program, LENGTHS))
+    assert all(map(torch.equal, want, late))
+    program = model.program(2)
+    assert len(helpers() - before) == 1
+    del program
+    gc.collect()
+    assert helpers() <= before
+
+
+def test_no_rows_are_no_work() -> None:
+    model = CASES["small"]
+    logits = model.program().logits(torch.zeros(0, SMALL.hidden))
+    assert logits.shape == (0, SMALL.vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "sizes", "found"),
+    [
+        ("cpu", "float32", (64, 32), "jit"),
+        ("cpu", "float32", (8, 4), "jit"),
+        ("cpu", "float32", (8, 1), ""),
+        ("cpu", "float32", (10, 16), ""),
+        ("cpu", "bfloat16", (64, 32), ""),
+        ("cuda", "float32", (64, 32), ""),
+    ],
+)
+def test_which_rounds_are_compiled(device: str, dtype: str, sizes: tuple, found: str) -> None:
+    assert dispatch.compiled_set(device, dtype, sizes) == found
+
+
+def test_a_machine_without_byte_products_is_left_to_torch(monkeypatch) -> None:
+    plain = replace(machine(), byte_products=False)
+    monkeypatch.setattr(jit_machine, "machine", lambda: plain)
+    assert dispatch.compiled_set("cpu", "int8", (64, 32)) == ""
+    monkeypatch.setattr(jit_machine, "usable", lambda: False)
+    assert dispatch.compiled_set("cpu", "float32", (64, 32)) == ""
