@@ -6,7 +6,7 @@ import signal
 import time
 from collections import Counter
 
-from benchmarks.chaos.scenario import STALL_HEAL_LIMIT_S, Row, Stage
+from benchmarks.chaos.scenario import IN_FLIGHT_S, STALL_HEAL_LIMIT_S, Row, Stage
 
 
 async def engine_kill(stage: Stage) -> list[Row]:
@@ -33,7 +33,7 @@ async def engine_stop(stage: Stage) -> list[Row]:
             since = time.monotonic()
             stage.fleet.signal(victim, signal.SIGSTOP, group=True)
             row.rounds += 1
-            await stage.heal(row, since)
+            await stage.heal(row, since, in_flight_s=IN_FLIGHT_S)
             stage.fleet.signal(victim, signal.SIGCONT, group=True)
             stage.say(f"  {row.rounds}: {victim} stopped, all flow after {row.heal_s[-1]:.2f} s")
             await stage.whole_again(row)
@@ -85,7 +85,8 @@ async def engine_cut(stage: Stage) -> list[Row]:
             since = time.monotonic()
             cut()
             row.rounds += 1
-            await stage.heal(row, since)
+            in_flight_s = IN_FLIGHT_S if what == "silent" else 0.0
+            await stage.heal(row, since, in_flight_s=in_flight_s)
             await asyncio.sleep(1.0)
             proxy.heal()
             await stage.whole_again(row)

@@ -4,7 +4,7 @@ import signal
 import time
 from functools import partial
 
-from benchmarks.chaos.scenario import HEAL_LIMIT_S, Row, Stage
+from benchmarks.chaos.scenario import HEAL_LIMIT_S, IN_FLIGHT_S, Row, Stage
 
 DROP_LIMIT_S = 1.0
 # A channel pings after 11 s and waits 8 s for the answer.
@@ -33,7 +33,7 @@ async def balancer_stop(stage: Stage) -> list[Row]:
         since = time.monotonic()
         stage.fleet.signal("balancer-1", signal.SIGSTOP)
         try:
-            await stage.heal(row, since)
+            await stage.heal(row, since, in_flight_s=IN_FLIGHT_S)
         finally:
             stage.fleet.signal("balancer-1", signal.SIGCONT)
         row.rounds += 1
