@@ -27,7 +27,10 @@ class EngineConfig:
         0, "longest prompt plus output; 0 is what the model allows", unit="tokens", low=0
     )
     kernels: str = setting(
-        "auto", "auto: compiled ones where they can be; torch", choices=("auto", "torch")
+        "auto",
+        "auto: rounds of dense models compiled for this CPU where they can be; "
+        "torch: its operators",
+        choices=("auto", "torch"),
     )
     block_size: int = setting(32, "positions in one block", unit="tokens", low=1, high=1024)
     kv_memory: str = setting(

@@ -322,7 +322,7 @@ class ModelRunner:
             kernels=kernels,
             torch=torch.__version__,
             hardware=hardware_name(self._device),
-            threads=torch.get_num_threads(),
+            threads=0 if self._compiled else torch.get_num_threads(),
         )
         model = source.config
         row = 2 * model.num_kv_heads * model.head_dim * self._dtype.itemsize

@@ -40,6 +40,7 @@ class Numerics:
     torch: str
     hardware: str
     threads: int
+    """0 where results do not depend on it."""
 
     @property
     def numerics_id(self) -> str:
