@@ -136,7 +136,7 @@ class Program:
 
     def _run(self, layers: Tensor, parts: Tensor) -> None:
         job = self._team.job
-        job[j.CHUNK] = max(1, min(8, int(job[j.ROWS]) // (8 * int(job[j.THREADS]))))
+        job[j.CHUNK] = max(1, min(16, int(job[j.ROWS]) // (4 * int(job[j.THREADS]))))
         job[j.LAYERS], job[j.LAYER_TABLE] = layers.shape[0], layers.data_ptr()
         job[j.PARTS], job[j.PART_TABLE] = parts.shape[0], parts.data_ptr()
         self._team.run(j.PHASES * layers.shape[0])

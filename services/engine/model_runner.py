@@ -142,10 +142,7 @@ class ModelRunner:
         """See Runner."""
         config = self._config
         shape = (num_blocks, self._block_size, 2 * config.num_kv_heads, config.head_dim)
-        self._caches = [
-            torch.zeros(shape, dtype=self._dtype, device=self._device)
-            for _ in range(config.num_layers)
-        ]
+        self._caches = [self._model.cache(shape) for _ in range(config.num_layers)]
         self._rows = DecodeRows(self._caches) if self._keeps_rows else None
         if self._experts:
             self._experts.run.loads.clear()  # of the rounds that were run to measure memory

@@ -71,6 +71,7 @@ class Decoder:
         self.config = config
         self._kernels = kernels
         self._experts = experts
+        self._dtype = dtype
         take = Taker(weights, dtype, device)
         self._embedding = take.rows(_EMBEDDING, config.vocab_size, config.hidden_size)
         self._layers = [self._pack_layer(take, index) for index in range(config.num_layers)]
@@ -105,6 +106,10 @@ class Decoder:
             normed = self._kernels.rms_norm(x, layer.norm, self.config.rms_norm_eps)
             layer.feed_forward.add_to(x, normed)
         return x
+
+    def cache(self, shape: tuple[int, ...]) -> Tensor:
+        """Zeros for one layer's keys and values."""
+        return self._turns.new_zeros(shape, dtype=self._dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocabulary] in float32, of rows that `forward` gave."""

@@ -1,12 +1,14 @@
 """Dense decoders whose whole round is one compiled job (`kernels.jit`): CPU, float32 or int8."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels.jit.packing import PackedWeight, pack_bytes, pack_floats
+from kernels.jit.pages import Arena, zeros
 from kernels.jit.program import LayerWeights, Program, Shape
 from kernels.jit.tiles import PANEL
 from services.engine.input_metadata import InputMetadata
@@ -37,7 +39,8 @@ class FusedDecoder:
             ModelFileError: a tensor is missing, left over or of the wrong shape.
         """
         self.config = config
-        self._pack = pack_bytes if int8 else pack_floats
+        self._packed = pack_bytes if int8 else pack_floats
+        self._arena = Arena()
         self._head_norms = head_norms
         take = Taker(weights, torch.float32, torch.device("cpu"))
         self._embedding = take.rows(_EMBEDDING, config.vocab_size, config.hidden_size)
@@ -85,9 +88,18 @@ class FusedDecoder:
         """[rows, vocabulary] in float32, of rows that `forward` gave."""
         return self._program.logits(hidden)
 
+    @staticmethod
+    def cache(shape: tuple[int, ...]) -> Tensor:
+        """Zeros for one layer's keys and values."""
+        return zeros(shape, torch.float32)
+
     def close(self) -> None:
         """End its threads."""
         self._program.close()
+
+    def _pack(self, weight: Tensor) -> PackedWeight:
+        packed = self._packed(weight)
+        return replace(packed, panels=self._arena.keep(packed.panels))
 
     def _layer(self, take: Taker, index: int) -> LayerWeights:
         config, at = self.config, f"model.layers.{index}"
