@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import llvmlite.binding as llvm
+import numba
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ PANEL_VECTORS = 3
 @functools.cache
 def machine() -> Machine:
     """The one this process runs on."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f", False):
-        return Machine(lanes=16, rows=8, byte_products=bool(features.get("avx512vnni", False)))
+    features = _features()
+    if "avx512f" in features:
+        return Machine(lanes=16, rows=8, byte_products="avx512vnni" in features)
     return Machine(lanes=8, rows=4, byte_products=False)
 
 
@@ -43,8 +44,15 @@ def usable() -> bool:
     """Whether kernels can be compiled for it: x86-64 with AVX2, and Linux's semaphores."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
-    features = llvm.get_host_cpu_features()
-    return bool(features.get("avx2", False) and features.get("fma", False))
+    return {"avx2", "fma"} <= _features()
+
+
+def _features() -> set[str]:
+    """Instruction sets to compile for: the processor's, or what the compiler has been told."""
+    told: str | None = numba.config.CPU_FEATURES
+    if told is not None:
+        return {name[1:] for name in told.split(",") if name.startswith("+")}
+    return {name for name, has in llvm.get_host_cpu_features().items() if has}
 
 
 def cache_folder() -> str:

@@ -1,6 +1,9 @@
 """Rounds that run as one compiled job, against plain float64; and who takes part in them."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass, replace
 
@@ -11,7 +14,7 @@ from torch.nn.functional import pad, silu
 
 from kernels import dispatch
 from kernels.jit import machine as jit_machine
-from kernels.jit.machine import machine, usable
+from kernels.jit.machine import PANEL_VECTORS, machine, usable
 from kernels.jit.packing import pack_bytes, pack_floats
 from kernels.jit.program import LayerWeights, Program, Shape
 from kernels.jit.tiles import PANEL
@@ -301,6 +304,28 @@ def test_no_rows_are_no_work() -> None:
     model = CASES["small"]
     logits = model.program().logits(torch.zeros(0, SMALL.hidden))
     assert logits.shape == (0, SMALL.vocabulary)
+
+
+@pytest.mark.verify
+def test_a_processor_with_shorter_vectors_serves_too() -> None:
+    """This file again, compiled as for a Haswell: 8 lanes, 16 registers, no byte products."""
+    told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not verify", __file__]
+    done = subprocess.run(
+        [*command, "-k", "plain or company or number or processor_told"],
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout
+
+
+def test_a_processor_told_by_name_is_believed() -> None:
+    if "NUMBA_CPU_FEATURES" in os.environ:
+        assert (machine().lanes, machine().byte_products) == (8, False)
+    assert PANEL == PANEL_VECTORS * machine().lanes
 
 
 @pytest.mark.parametrize(
