@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import llvmlite.binding as llvm
 import numba
@@ -49,7 +50,7 @@ def usable() -> bool:
 
 def _features() -> set[str]:
     """Instruction sets to compile for: the processor's, or what the compiler has been told."""
-    told: str | None = numba.config.CPU_FEATURES
+    told: str | None = cast("Any", numba.config).CPU_FEATURES
     if told is not None:
         return {name[1:] for name in told.split(",") if name.startswith("+")}
     return {name for name, has in llvm.get_host_cpu_features().items() if has}

@@ -325,7 +325,8 @@ def test_a_processor_with_shorter_vectors_serves_too() -> None:
 def test_a_processor_told_by_name_is_believed() -> None:
     if "NUMBA_CPU_FEATURES" in os.environ:
         assert (machine().lanes, machine().byte_products) == (8, False)
-    assert PANEL == PANEL_VECTORS * machine().lanes
+    columns = PANEL_VECTORS * machine().lanes
+    assert columns == PANEL
 
 
 @pytest.mark.parametrize(
