@@ -203,5 +203,10 @@ SHORT = 4
 """Lanes of the narrowest tile, for what whole vectors do not divide."""
 float_short = _float_tile(1, SHORT, ROWS)
 """SHORT columns wide."""
-byte_panel = _byte_tile(PANEL_VECTORS, ROWS)
-"""Against a panel of bytes; only where the machine has byte products."""
+byte_panel = (
+    _byte_tile(PANEL_VECTORS, ROWS)
+    if machine().byte_products
+    else operation(lambda *_: None, types.void, *[types.int64] * 11)
+)
+"""Against a panel of bytes. A machine without byte products gets an empty one, which nobody calls:
+the compiler would end the process over an instruction that does not exist there."""
