@@ -1,14 +1,8 @@
-"""What the processor offers to compiled kernels, and where their machine code is kept."""
+"""What the processor offers to compiled kernels."""
 
-import contextlib
 import functools
-import hashlib
-import os
 import platform
-import shutil
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import llvmlite.binding as llvm
@@ -54,34 +48,3 @@ def _features() -> set[str]:
     if told is not None:
         return {name[1:] for name in told.split(",") if name.startswith("+")}
     return {name for name, has in llvm.get_host_cpu_features().items() if has}
-
-
-def cache_folder() -> str:
-    """Where machine code is kept between runs, beside the sources or else for this user; "" if
-    nowhere.
-
-    Its name changes with every source of this package: a compiler that watches one file at a time
-    would not see that another has changed.
-    """
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for source in sorted(here.glob("*.py")):
-        digest.update(source.read_bytes())
-    name = f"jit-{digest.hexdigest()[:16]}"
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    for parent in (here / "__pycache__", Path(home) / "inferfleet", Path(tempfile.gettempdir())):
-        folder = parent / name
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                _forget_others(here, folder)
-                return str(folder)
-    return ""
-
-
-def _forget_others(here: Path, folder: Path) -> None:
-    """Code of sources that have changed since is of no use beside them; elsewhere it may be."""
-    if folder.is_relative_to(here):
-        for old in folder.parent.glob("jit-*"):
-            if old != folder:
-                shutil.rmtree(old, ignore_errors=True)

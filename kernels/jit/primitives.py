@@ -12,9 +12,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.jit.machine import cache_folder
+from kernels.jit import cache
 
-_CACHE = cache_folder()
+_CACHE = cache.folder()
 if _CACHE:
     cast("Any", numba.config).CACHE_DIR = _CACHE
 
@@ -43,10 +43,15 @@ def ordering(function: _F) -> _F:
 
 def entry(signature: Any) -> Callable[[_F], _F]:
     """A kernel that Python calls: compiled when it is imported, kept in the cache."""
-    return cast(
-        "Callable[[_F], _F]",
-        numba.njit(signature, nogil=True, error_model="numpy", cache=bool(_CACHE)),
-    )
+
+    def decorate(function: _F) -> _F:
+        def make(keep: bool) -> _F:
+            made = numba.njit(signature, nogil=True, error_model="numpy", cache=keep)
+            return cast("_F", made(function))
+
+        return cache.with_cache(_CACHE, make)
+
+    return decorate
 
 
 def operation(build: Callable[..., Any], result: Any, *operands: Any) -> Any:

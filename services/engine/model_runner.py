@@ -316,7 +316,7 @@ class ModelRunner:
             revision=source.revision,
             dtype=config.dtype,
             quantisation=source.quantisation,
-            kernels=kernels,
+            kernels=f"{kernels}-{config.block_size}" if self._compiled else kernels,
             torch=torch.__version__,
             hardware=hardware_name(self._device),
             threads=0 if self._compiled else torch.get_num_threads(),

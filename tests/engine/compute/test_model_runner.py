@@ -171,7 +171,11 @@ def test_identity_names_all_that_changes_bits(tiny_folders: dict) -> None:
         return ModelRunner(config).describe().numerics_id
 
     same = identity(threads=1)
-    assert identity(threads=1, block_size=64, max_num_seqs=3) == same
+    assert identity(threads=1, max_num_seqs=3) == same
+    assert identity(threads=1, block_size=64) != same  # compiled rounds sum block by block
+    assert identity(threads=1, kernels="torch", block_size=64) == identity(
+        threads=1, kernels="torch"
+    )
     assert identity(threads=2) == same  # compiled rounds are the same on any number
     torchs = identity(threads=1, kernels="torch")
     others = {identity(threads=1, dtype="bfloat16"), identity(threads=2, kernels="torch"), torchs}

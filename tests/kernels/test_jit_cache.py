@@ -1,0 +1,89 @@
+"""Machine code is kept where nobody else can put any, and a cache that fails stops no engine."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kernels.jit import cache
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing can be written beside the sources; home and temporary folder are below the path."""
+
+    def refuse() -> Path:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(cache, "_beside", refuse)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+def test_the_user_s_cache_comes_next(places: Path) -> None:
+    kept = Path(cache.folder())
+    assert kept.parent == places / "home" / ".cache" / "inferfleet"
+    assert kept.stat().st_mode & 0o077 == 0
+    assert cache.folder() == str(kept)
+
+
+def test_without_a_home_a_temporary_folder_of_this_user_alone(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    own = places / "tmp" / f"inferfleet-{os.getuid()}"
+    assert Path(cache.folder()).parent == own
+    own.chmod(0o777)
+    assert cache.folder() == ""
+    own.chmod(0o700)
+    own.rename(places / "elsewhere")
+    own.symlink_to(places / "elsewhere")
+    assert cache.folder() == ""
+    monkeypatch.setattr("tempfile.tempdir", str(places / "nowhere" / "file"))
+    (places / "nowhere").write_text("no folder")
+    assert cache.folder() == ""
+
+
+def test_a_cache_that_others_can_write_to_is_not_the_user_s(places: Path) -> None:
+    shared = places / "home" / ".cache" / "inferfleet"
+    shared.mkdir(parents=True)
+    shared.chmod(0o777)
+    assert Path(cache.folder()).parent.parent == places / "tmp"
+
+
+@pytest.mark.parametrize(
+    ("fault", "tries", "emptied"),
+    [(EOFError("damaged"), [True, True], True), (OSError(28, "full"), [True, False], False)],
+)
+def test_what_fails_with_the_cache_is_done_without_its_files(
+    fault: Exception, tries: list[bool], emptied: bool, tmp_path: Path
+) -> None:
+    kept = tmp_path / "jit-1"
+    kept.mkdir()
+    (kept / "step.nbi").write_bytes(b"")
+    seen: list[bool] = []
+
+    def make(keep: bool) -> str:
+        seen.append(keep)
+        if keep and (kept / "step.nbi").exists():
+            raise fault
+        return "made"
+
+    assert cache.with_cache(str(kept), make) == "made"
+    assert seen == tries
+    assert (kept / "step.nbi").exists() is not emptied
+    assert kept.is_dir()
+
+
+def test_a_fault_of_the_kernel_itself_is_said() -> None:
+    def make(keep: bool) -> str:
+        raise TypeError(f"a mistake, cache {keep}")
+
+    with pytest.raises(TypeError, match="cache False"):
+        cache.with_cache("", make)
