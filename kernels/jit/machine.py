@@ -1,12 +1,10 @@
 """What the processor offers to compiled kernels."""
 
 import functools
+import importlib.util
 import platform
 from dataclasses import dataclass
 from typing import Any, cast
-
-import llvmlite.binding as llvm
-import numba
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +34,19 @@ def machine() -> Machine:
 
 @functools.cache
 def usable() -> bool:
-    """Whether kernels can be compiled for it: x86-64 with AVX2, and Linux's semaphores."""
+    """Whether kernels can be compiled for it: x86-64 with AVX2, Linux's semaphores, a compiler."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    if importlib.util.find_spec("numba") is None:
         return False
     return {"avx2", "fma"} <= _features()
 
 
 def _features() -> set[str]:
     """Instruction sets to compile for: the processor's, or what the compiler has been told."""
+    import llvmlite.binding as llvm  # elsewhere than on x86-64 Linux neither is installed
+    import numba
+
     told: str | None = cast("Any", numba.config).CPU_FEATURES
     if told is not None:
         return {name[1:] for name in told.split(",") if name.startswith("+")}

@@ -35,10 +35,14 @@ def pack_floats(weight: Tensor) -> PackedWeight:
 
 
 def pack_bytes(weight: Tensor) -> PackedWeight:
-    """With a scale per output; the largest value is 127 steps."""
+    """With a scale per output; the largest value is 127 steps.
+
+    Inputs that are missing in the last four are bytes of 0, not of the zero level: whatever an
+    earlier product has left in their place among the activations, it counts nothing.
+    """
     steps = weight.float().abs().amax(-1, keepdim=True).div_(_LEVELS).clamp_min_(_TINY)
     levels = weight.float().div(steps).round_().add_(_ZERO).to(torch.uint8)
     outputs, inputs = weight.shape
-    whole = pad(levels, (0, -inputs % 4, 0, -outputs % PANEL), value=_ZERO)
+    whole = pad(levels, (0, -inputs % 4, 0, -outputs % PANEL))
     fours = whole.view(whole.shape[0] // PANEL, PANEL, -1, 4).transpose(1, 2).contiguous()
     return PackedWeight(fours, pad(steps.view(-1), (0, -outputs % PANEL)))

@@ -14,13 +14,12 @@ from torch.nn.functional import pad, silu
 
 from kernels import dispatch
 from kernels.jit import machine as jit_machine
-from kernels.jit.machine import PANEL_VECTORS, machine, usable
+from kernels.jit.machine import PANEL_VECTORS, machine
 from kernels.jit.packing import pack_bytes, pack_floats
 from kernels.jit.program import LayerWeights, Program, Shape
 from kernels.jit.tiles import PANEL
 from kernels.spans import Spans
 
-pytestmark = pytest.mark.skipif(not usable(), reason="compiled kernels are for x86-64 Linux")
 SMALL = Shape(hidden=40, heads=6, kv_heads=2, dim=12, middle=70, vocabulary=100, eps=1e-5, block=8)
 LARGE = Shape(
     hidden=96, heads=4, kv_heads=4, dim=32, middle=130, vocabulary=257, eps=1e-6, block=32
@@ -241,10 +240,11 @@ def test_company_chunks_and_threads_change_no_bit(name: str, pack) -> None:
         rounds.program.close()
 
 
-def test_bytes_stay_near_floats() -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_stay_near_floats(name: str) -> None:
     if not machine().byte_products:
         pytest.skip("this CPU has no byte products")
-    model = CASES["large"]
+    model = CASES[name]
     floats = _whole(Rounds(model, model.program(), LENGTHS))
     byted = _whole(Rounds(model, model.program(1, pack_bytes), LENGTHS))
     for want, got in zip(floats, byted, strict=True):
