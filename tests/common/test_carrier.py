@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -12,19 +11,12 @@ from services.common.carrier.call import WINDOW_BYTES
 from services.common.carrier.outbox import Outbox
 from services.common.carrier.testing import (
     LIMIT_S,
-    Linked,
     Peer,
     linked,
     request_of,
     until,
     whole,
 )
-
-
-@pytest.fixture(params=[False, True], ids=["eager", "patient"])
-async def pair(request) -> AsyncIterator[Linked]:
-    async with linked(Peer(patient=request.param)) as made:
-        yield made
 
 
 async def test_many_streams_come_whole_in_one_call(pair):

@@ -1,7 +1,6 @@
 """Carried streams end as calls of their own do, each by itself, whichever side ends them."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -9,20 +8,11 @@ import pytest
 from services.common import errors, rpc
 from services.common.carrier.testing import (
     LIMIT_S,
-    Linked,
-    Peer,
-    linked,
     read_on,
     request_of,
     until,
     whole,
 )
-
-
-@pytest.fixture(params=[False, True], ids=["eager", "patient"])
-async def pair(request) -> AsyncIterator[Linked]:
-    async with linked(Peer(patient=request.param)) as made:
-        yield made
 
 
 async def test_no_deadline_is_none(pair):
