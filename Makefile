@@ -40,7 +40,7 @@ verify: dev ## The long runs: soak, faults, many random histories
 	@$(PYTEST) -m verify --timeout 1800 $(ARGS)
 
 chaos: dev ## Faults of every part of a fleet under 32 streams (ARGS="--only engine-kill --rounds 20")
-	@$(BIN)/python -m benchmarks.chaos $(ARGS)
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 gpu: dev ## Tests and kernels on a CUDA device
 	@$(PYTEST) tests/device -m gpu --timeout 600 $(ARGS)

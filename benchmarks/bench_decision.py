@@ -22,18 +22,18 @@ from statistics import quantiles
 
 import grpc
 
-from inferfleet.internal.v1 import engine_pb2
-from inferfleet.v1 import inference_pb2
-from services.balancer.admission import Admission
-from services.balancer.breaker import Breaker
-from services.balancer.decision_ledger import DecisionLedger
-from services.balancer.engine_view import CostModel
-from services.balancer.incoming import asked_of, parse
-from services.balancer.member import Member, Outcome
-from services.balancer.policies import POLICIES
-from services.balancer.prefix_holds import PrefixHolds
-from services.balancer.prefix_match import Matches
-from services.balancer.router import Router
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2
+from services.balancer.engines.breaker import Breaker
+from services.balancer.engines.engine_view import CostModel
+from services.balancer.engines.member import Member, Outcome
+from services.balancer.queue.admission import Admission
+from services.balancer.request.incoming import asked_of, parse
+from services.balancer.routing.decision_ledger import DecisionLedger
+from services.balancer.routing.policies import POLICIES
+from services.balancer.routing.prefix_holds import PrefixHolds
+from services.balancer.routing.prefix_match import Matches
+from services.balancer.routing.router import Router
 from services.common import block_hash
 
 

@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from services.engine.llm import LLM
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
 
 MODEL = "smollm2-135m-instruct"
 PROMPTS = (

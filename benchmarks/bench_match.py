@@ -29,9 +29,9 @@ import grpc
 import redis
 import uvloop
 
-from inferfleet.internal.v1 import prefix_index_pb2 as pb
-from inferfleet.internal.v1 import prefix_index_pb2_grpc
-from services.common.backing import RedisProcess, tied_to_parent
+from inferfleet_cli.supervisor.dev_backends import RedisProcess, tied_to_parent
+from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
+from inferfleet_proto.internal.v1 import prefix_index_pb2_grpc
 from services.kvcache.events import HISTORY, Batch, Operation
 from services.kvcache.index import PrefixIndex, Status
 from services.kvcache.link import StoreSettings

@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 import grpc
 from opentelemetry.sdk.trace import TracerProvider
 
-from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2
 from services.balancer.config import BalancerConfig
-from services.balancer.engine_view import EngineState
-from services.balancer.server import BalancerService
-from services.balancer.testing import MODEL, FakeEngine, FakeKeys, stream_of
+from services.balancer.engines.engine_view import EngineState
+from services.balancer.service import BalancerService
 from services.common import errors
-from services.common.telemetry import Telemetry
+from services.common.service.telemetry import Telemetry
+from tests.doubles.balancer_engine import MODEL, FakeEngine, FakeKeys, stream_of
 
 TENANTS = ("flood", "flood", "flood", "calm", "quiet")
 

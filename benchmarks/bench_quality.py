@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from services.engine.config import EngineConfig
-from services.engine.loader import ModelSource, load_model
-from services.engine.model_runner import Hidden, ModelRunner
-from services.engine.runner import SequenceMetadata
+from services.engine.compute.loader import ModelSource, load_model
+from services.engine.compute.model_runner import Hidden, ModelRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.runner import SequenceMetadata
 
 TEXT = Path(__file__).parent / "data" / "prose.txt"
 BLOCK = 32

@@ -13,12 +13,12 @@ import platform
 import statistics
 import time
 
-from services.engine.config import EngineConfig
-from services.engine.engine_factory import build_engine
-from services.engine.fake_runner import FakeModel, FakeRunner
-from services.engine.messages import AddRequest
-from services.engine.runner import SampledToken, SamplerOutput
-from services.engine.sampling_params import SamplingParams
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.messages import AddRequest
+from services.engine.contract.runner import SampledToken, SamplerOutput
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.core.engine_factory import build_engine
 
 PROMPT_TOKENS = 128
 

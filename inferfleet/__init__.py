@@ -47,8 +47,8 @@ _HOMES = {
     "inferfleet.client": ("Client", "Stream"),
     "inferfleet.errors": ("FieldViolation", "InferfleetError"),
     "inferfleet.results": ("Completion", "Delta", "Finished", "Model", "Started", "Summary"),
-    "services.engine.llm": ("LLM",),
-    "services.engine.sampling_params": ("SamplingParams",),
+    "services.engine.offline.llm": ("LLM",),
+    "services.engine.contract.sampling_params": ("SamplingParams",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -19,8 +19,8 @@ from inferfleet.results import (
     event_of,
     models_of,
 )
-from inferfleet.v1 import inference_pb2 as pb
-from inferfleet.v1 import inference_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2_grpc
 
 
 class Stream:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2 as pb
 
 Message = Mapping[str, Any]
 """{"role": …, "content": …} and the other fields of the contract's ChatMessage."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

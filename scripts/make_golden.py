@@ -21,8 +21,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from services.engine.loader import load_model
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
+from services.engine.compute.loader import load_model
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 MIN_MARGIN = 0.02
 NEW_TOKENS = 24

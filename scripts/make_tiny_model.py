@@ -9,8 +9,8 @@ The same arguments write the same bytes on every machine. What such a model says
 import argparse
 from pathlib import Path
 
-from services.engine.loader.tiny_gguf import check_packing, write_gguf
-from services.engine.loader.tiny_model import KINDS, TinyShape, write_tiny_model
+from tests.doubles.tiny_gguf import check_packing, write_gguf
+from tests.doubles.tiny_model import KINDS, TinyShape, write_tiny_model
 
 
 def main() -> None:

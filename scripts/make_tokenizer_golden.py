@@ -20,7 +20,7 @@ import gguf
 from tokenizers import Tokenizer, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
-from services.engine.loader.gguf_splits import NAMES
+from services.engine.model_files.gguf_splits import NAMES
 
 TEXTS = (
     "Hello, world! It's 2024-11-05; I'd say they'LL've done 1234567 things.",

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from services.common.backing import EtcdProcess, RedisProcess, ServerProcess
+from inferfleet_cli.supervisor.dev_backends import EtcdProcess, RedisProcess, ServerProcess
 
 
 @pytest.fixture(scope="session")

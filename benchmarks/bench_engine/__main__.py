@@ -31,7 +31,7 @@ from benchmarks.bench_engine.sides import (
     llama_models,
     python_side,
 )
-from services.engine.known_models import find_model
+from services.engine.model_files.known_models import find_model
 
 Rates = dict[str, dict[str, list[float]]]
 """Tokens per second: side, case, rounds."""

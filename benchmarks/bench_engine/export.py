@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from services.engine.loader import load_model
+from services.engine.compute.loader import load_model
 
 
 def export_folder(folder: Path) -> None:

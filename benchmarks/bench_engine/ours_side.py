@@ -4,8 +4,8 @@ import sys
 from importlib.metadata import version
 
 from benchmarks.bench_engine.protocol import answer, through_generate
-from services.engine.llm import LLM
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
 
 
 def main() -> None:

@@ -19,11 +19,11 @@ from google.protobuf import json_format
 from opentelemetry.sdk.trace import TracerProvider
 
 from benchmarks.bench_hops.sources import StreamingEngine
+from inferfleet_cli.supervisor.dev_backends import free_port, tied_to_parent
 from services.balancer.config import BalancerConfig
-from services.balancer.server import BalancerService
-from services.common.backing import free_port, tied_to_parent
-from services.common.registry import ENGINES_PREFIX
-from services.common.telemetry import Telemetry
+from services.balancer.service import BalancerService
+from services.common.etcd.registry import ENGINES_PREFIX
+from services.common.service.telemetry import Telemetry
 
 READY_S = 60
 _TICKS = os.sysconf("SC_CLK_TCK")

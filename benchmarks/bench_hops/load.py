@@ -10,8 +10,8 @@ from statistics import median, quantiles
 import grpc
 
 from benchmarks.bench_hops.sources import MODEL
-from inferfleet.internal.v1 import engine_pb2
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common import rpc
 
 INTERNAL = "/inferfleet.internal.v1.Engine/Run"

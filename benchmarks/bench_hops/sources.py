@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 
 import uvloop
 
-from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2
 from services.common import rpc
-from services.common.carrier import RunMany, drained
+from services.common.rpc.carrier import RunMany, drained
 from services.common.text.byte_level import byte_assets
 
 MODEL = "bench"

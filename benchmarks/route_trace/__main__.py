@@ -29,8 +29,8 @@ from benchmarks.route_trace.fleet import (
 )
 from benchmarks.route_trace.plot import svg
 from benchmarks.route_trace.trace import Request, generate, load
-from services.balancer.engine_view import CostModel
-from services.balancer.policies import POLICIES
+from services.balancer.engines.engine_view import CostModel
+from services.balancer.routing.policies import POLICIES
 
 HEADER = (
     f"{'load':>5} {'policy':<14} {'hit':>6} {'of pool':>7} {'TTFT p50':>9} {'p90':>8} {'p99':>8}"

@@ -33,7 +33,7 @@ from benchmarks.route_trace.fleet import Fleet, at_rate, replay
 from benchmarks.route_trace.trace import BLOCK_SIZE, Request, generate
 from inferfleet import AsyncClient
 from inferfleet.results import Delta, Started
-from services.balancer.engine_view import CostModel
+from services.balancer.engines.engine_view import CostModel
 
 REAL_BLOCK = 32
 SCALE = BLOCK_SIZE // REAL_BLOCK
@@ -276,7 +276,7 @@ def up(args: argparse.Namespace, state_dir: str) -> str:
     }
     if args.simulate:
         keys["engine.simulate"] = args.simulate
-    command = [sys.executable, "-m", "inferfleet.cli.main", "up", "--state-dir", state_dir]
+    command = [sys.executable, "-m", "inferfleet_cli.main", "up", "--state-dir", state_dir]
     command += ["--engines", str(args.engines), "--port", "0", "--http-port", "0"]
     command += ["--dtype", args.dtype, "--end-with", str(os.getpid())]
     command += [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
@@ -296,7 +296,7 @@ def main() -> None:
         try:
             result = asyncio.run(run(args, address))
         finally:
-            command = [sys.executable, "-m", "inferfleet.cli.main", "down"]
+            command = [sys.executable, "-m", "inferfleet_cli.main", "down"]
             subprocess.run([*command, "--state-dir", state_dir], check=False, timeout=120)
     print(f"{'':<16} {'real':>9} {'simulated':>9} {'ratio':>6}")
     for name, real in result["real"].items():

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from benchmarks.route_trace.trace import BLOCK_SIZE, NAMESPACE, Request
-from services.balancer.decayed_sum import DecayedSum
-from services.balancer.engine_view import RECENT_S, EngineState, EngineView
-from services.engine.blocks import Blocks
-from services.engine.scheduling import PrefillShare
-from services.engine.timing import RoundTimer
+from services.balancer.engines.decayed_sum import DecayedSum
+from services.balancer.engines.engine_view import RECENT_S, EngineState, EngineView
+from services.engine.core.timing import RoundTimer
+from services.engine.scheduling.blocks import Blocks
+from services.engine.scheduling.policies import PrefillShare
 
 LOOK_AHEAD = 16
 

@@ -11,13 +11,13 @@ from random import Random
 
 from benchmarks.route_trace.engine import Engine, Finished, Rates
 from benchmarks.route_trace.trace import BLOCK_SIZE, NAMESPACE, Request
-from services.balancer.engine_view import Asked, CostModel, EngineView
-from services.balancer.prefix_holds import PrefixHolds
-from services.balancer.prefix_match import Matches
-from services.balancer.router import Router
+from services.balancer.engines.engine_view import Asked, CostModel, EngineView
+from services.balancer.routing.prefix_holds import PrefixHolds
+from services.balancer.routing.prefix_match import Matches
+from services.balancer.routing.router import Router
 from services.common.block_hash import INDEX_HASH_BYTES, BlockHash, join_for_index
-from services.engine.blocks import Blocks
-from services.engine.messages import RemovedBlocks, StoredBlocks
+from services.engine.contract.messages import RemovedBlocks, StoredBlocks
+from services.engine.scheduling.blocks import Blocks
 
 HEADROOM = 4
 """The balancer's default: requests an engine is given beyond those it runs at once."""

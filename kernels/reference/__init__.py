@@ -1,6 +1,6 @@
 """Plain oracles: the formula and nothing else, one sequence and one head at a time."""
 
-from kernels.dispatch import Kernels
+from kernels.interface import Kernels
 from kernels.reference.attention import attention, kv_write
 from kernels.reference.layers import PlainLinear, rms_norm, rope, silu_mul
 from kernels.reference.moe import combine, route

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.dispatch import AttentionGroup
+from kernels.interface import AttentionGroup
 
 
 def kv_write(cache: Tensor, kv: Tensor, slots: Tensor) -> None:

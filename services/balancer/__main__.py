@@ -3,9 +3,9 @@
 import sys
 
 from services.balancer.config import BalancerConfig
-from services.balancer.server import BalancerService
-from services.common import lifecycle, telemetry
-from services.common.config import load_or_exit
+from services.balancer.service import BalancerService
+from services.common.config.settings import load_or_exit
+from services.common.service import lifecycle, telemetry
 
 PROG = "python -m services.balancer"
 DESCRIPTION = """Places each request on the engine that is likely to answer it first, streams the

@@ -4,10 +4,10 @@ import re
 import socket
 from dataclasses import dataclass
 
-from services.balancer.policies import POLICIES, PolicyError, find_policy
-from services.common.config import setting
-from services.common.etcd_config import EtcdKeys, endpoints_setting
-from services.common.service_config import ServiceConfig
+from services.balancer.routing.policies import POLICIES, PolicyError, find_policy
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import setting
+from services.common.etcd.config import EtcdKeys, endpoints_setting
 
 CARRY_ON = ("never", "exact", "equal", "any")
 

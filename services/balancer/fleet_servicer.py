@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from inferfleet.admin.v1 import fleet_pb2, fleet_pb2_grpc
-from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
-from services.balancer.decision_ledger import DecisionLedger
-from services.balancer.member import Member
-from services.balancer.registry import EngineRegistry
+from inferfleet_proto.admin.v1 import fleet_pb2, fleet_pb2_grpc
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
+from services.balancer.engines.member import Member
+from services.balancer.engines.registry import EngineRegistry
+from services.balancer.routing.decision_ledger import DecisionLedger
 from services.common import errors
 
 SERVICE_NAME = "inferfleet.admin.v1.Fleet"

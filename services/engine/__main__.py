@@ -2,11 +2,11 @@
 
 import sys
 
-from services.common import lifecycle, telemetry
-from services.common.config import load_or_exit
-from services.engine.core_link import CoreLink
-from services.engine.front_config import FrontConfig
-from services.engine.server import EngineServer
+from services.common.config.settings import load_or_exit
+from services.common.service import lifecycle, telemetry
+from services.engine.contract.core_link import CoreLink
+from services.engine.front.config import FrontConfig
+from services.engine.front.service import EngineServer
 
 PROG = "python -m services.engine"
 DESCRIPTION = """\

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 
 from services.common import errors
-from services.common.carrier import Link, take
-from services.common.carrier.link import closed_with
 from services.common.rpc import ENGINE_ID_KEY, Membership
+from services.common.rpc.carrier import Link, take
+from services.common.rpc.carrier.link import closed_with
 
 log = logging.getLogger(__name__)
 

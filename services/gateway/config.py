@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from services.common.config import setting
-from services.common.etcd_config import EtcdKeys, endpoints_setting
-from services.common.redis_keys import RedisKeys
-from services.common.service_config import ServiceConfig
+from services.common.config.redis_keys import RedisKeys
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import setting
+from services.common.etcd.config import EtcdKeys, endpoints_setting
 
 
 def _aliases(pairs: tuple[str, ...]) -> str | None:

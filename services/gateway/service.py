@@ -8,27 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 from opentelemetry.sdk.trace.export import SpanExporter
 from prometheus_client import CollectorRegistry
 
-from services.common import lifecycle, rpc, telemetry
-from services.common.config import ConfigError
-from services.common.etcd_config import connect
-from services.common.metrics import MetricsServer
-from services.common.model_alias import MODELS_PREFIX
-from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX, RegistryView
-from services.gateway.access import Access
+from services.common import rpc
+from services.common.config.settings import ConfigError
+from services.common.etcd.config import connect
+from services.common.etcd.model_alias import MODELS_PREFIX
+from services.common.etcd.registry import BALANCERS_PREFIX, ENGINES_PREFIX, RegistryView
+from services.common.service import lifecycle, telemetry
+from services.common.service.metrics import MetricsServer
 from services.gateway.balancers import Balancers
-from services.gateway.books import Books
-from services.gateway.catalog import Catalog, addresses_of
+from services.gateway.callers.access import Access
+from services.gateway.callers.tenants import Tenants
+from services.gateway.callers.usage_recorder import Books
 from services.gateway.config import GatewayConfig
-from services.gateway.door import Door
-from services.gateway.exchange import Rooms
-from services.gateway.in_flight import InFlight
-from services.gateway.observation import Metrics
+from services.gateway.metrics import Metrics
+from services.gateway.models.catalog import Catalog, addresses_of
+from services.gateway.models.static_engines import StaticEngines
+from services.gateway.models.text_store import TextStore
 from services.gateway.openai.app import make_app
 from services.gateway.openai.http_server import HttpServer
+from services.gateway.request.admission import Door
+from services.gateway.request.exchange import Rooms
+from services.gateway.request.in_flight import InFlight
 from services.gateway.servicer import SERVICE, InferenceServicer
-from services.gateway.static_engines import StaticEngines
-from services.gateway.tenants import Tenants
-from services.gateway.text_store import TextStore
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,14 @@ from urllib.parse import unquote
 
 import grpc
 
-from inferfleet.v1 import inference_pb2
-from services.common import rpc, telemetry
-from services.gateway.access import Access
-from services.gateway.catalog import Catalog
-from services.gateway.collect import Collector
-from services.gateway.door import Door
-from services.gateway.exchange import Caller, Exchange, Rooms
+from inferfleet_proto.v1 import inference_pb2
+from services.common import rpc
+from services.common.service import telemetry
+from services.gateway.callers.access import Access
+from services.gateway.models.catalog import Catalog
+from services.gateway.request.admission import Door
+from services.gateway.request.collect import Collector
+from services.gateway.request.exchange import Caller, Exchange, Rooms
 
 SERVICE = "inferfleet.v1.Inference"
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -2,8 +2,8 @@
 
 import sys
 
-from services.common import lifecycle
-from services.common.config import load_or_exit
+from services.common.config.settings import load_or_exit
+from services.common.service import lifecycle
 from services.kvcache.config import KvCacheConfig
 from services.kvcache.service import KvCacheService
 

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from services.common.config import setting
-from services.common.service_config import ServiceConfig
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import setting
 from services.kvcache.primaries import parse
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inferfleet.internal.v1 import prefix_index_pb2 as pb
+from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
 from services.common.block_hash import INDEX_HASH_BYTES
 from services.common.errors import InvalidArgumentError
 

@@ -18,8 +18,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
-from services.common.ending import ended
-from services.common.redis_tls import read_files_anew
+from services.common.config.redis_tls import read_files_anew
+from services.common.rpc.ending import ended
 from services.kvcache.client import Client
 from services.kvcache.primaries import Finder, parse
 

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
-from services.common.redis_keys import number_problem
+from services.common.config.redis_keys import number_problem
 
 SENTINEL_TIMEOUT_S = 0.4
 _SENTINEL_PORT = 26379

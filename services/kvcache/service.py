@@ -8,10 +8,11 @@ from typing import Any
 
 from opentelemetry import trace
 
-from inferfleet.internal.v1 import prefix_index_pb2_grpc
-from services.common import lifecycle, rpc, telemetry
-from services.common.config import ConfigError, read_secret
-from services.common.metrics import MetricsServer
+from inferfleet_proto.internal.v1 import prefix_index_pb2_grpc
+from services.common import rpc
+from services.common.config.settings import ConfigError, read_secret
+from services.common.service import lifecycle, telemetry
+from services.common.service.metrics import MetricsServer
 from services.kvcache.config import KvCacheConfig
 from services.kvcache.index import PrefixIndex
 from services.kvcache.link import StoreAwayError, StoreSettings, UnsuitableStoreError

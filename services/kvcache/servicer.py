@@ -8,11 +8,12 @@ from typing import Any
 import grpc
 from opentelemetry import trace
 
-from inferfleet.internal.v1 import prefix_index_pb2 as pb
-from inferfleet.internal.v1 import prefix_index_pb2_grpc
-from services.common import rpc, telemetry
+from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
+from inferfleet_proto.internal.v1 import prefix_index_pb2_grpc
+from services.common import rpc
 from services.common.block_hash import INDEX_HASH_BYTES
 from services.common.errors import InvalidArgumentError, UnavailableError
+from services.common.service import telemetry
 from services.kvcache.events import MAX_PROMPT_BLOCKS, Batch, batch_of, check_engine, check_hashes
 from services.kvcache.index import PrefixIndex
 from services.kvcache.link import StoreAwayError

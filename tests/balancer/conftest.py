@@ -16,14 +16,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from inferfleet.admin.v1 import fleet_pb2_grpc
-from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc, prefix_index_pb2_grpc
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.admin.v1 import fleet_pb2_grpc
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc, prefix_index_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2
 from services.balancer.config import BalancerConfig
-from services.balancer.server import BalancerService
-from services.balancer.testing import MODEL, FakeEngine, FakeIndex, FakeKeys, stream_of
+from services.balancer.service import BalancerService
 from services.common import errors, rpc
-from services.common.telemetry import Telemetry
+from services.common.service.telemetry import Telemetry
+from tests.doubles.balancer_engine import MODEL, FakeEngine, FakeIndex, FakeKeys, stream_of
 
 
 async def until(condition: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
@@ -164,7 +164,7 @@ class EngineProcess:
     """A fake engine in a process of its own."""
 
     def __init__(self, engine_id: str, *flags: str) -> None:
-        command = [sys.executable, "-m", "services.balancer.testing"]
+        command = [sys.executable, "-m", "tests.doubles.balancer_engine"]
         command += ["--engine-id", engine_id, *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

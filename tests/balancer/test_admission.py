@@ -5,9 +5,9 @@ import dataclasses
 
 import pytest
 
-from services.balancer.admission import Admission
-from services.balancer.drain_rate import DrainRate
-from services.balancer.engine_view import Asked, EngineState, EngineView
+from services.balancer.engines.engine_view import Asked, EngineState, EngineView
+from services.balancer.queue.admission import Admission
+from services.balancer.queue.drain_rate import DrainRate
 from services.common import errors
 
 

@@ -1,6 +1,6 @@
 """The breaker's states over an imagined clock."""
 
-from services.balancer.breaker import MAX_OPEN_S, Breaker, BreakerState
+from services.balancer.engines.breaker import MAX_OPEN_S, Breaker, BreakerState
 
 
 def test_failures_in_a_row_open_it():

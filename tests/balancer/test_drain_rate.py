@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.balancer.drain_rate import ServiceTime
+from services.balancer.queue.drain_rate import ServiceTime
 
 
 def test_short_answers_after_long_prompts_say_nothing_of_long_answers():

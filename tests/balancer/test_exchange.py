@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from inferfleet.admin.v1 import fleet_pb2
-from inferfleet.internal.v1 import engine_pb2
+from inferfleet_proto.admin.v1 import fleet_pb2
+from inferfleet_proto.internal.v1 import engine_pb2
 from services.common import errors
 from services.common.rpc import ENGINE_ID_KEY, REQUEST_ID_KEY
 

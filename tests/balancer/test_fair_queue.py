@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.balancer.fair_queue import (
+from services.balancer.queue.fair_queue import (
     MAX_LEVELS,
     PRIORITY_TOKENS,
     FairQueue,

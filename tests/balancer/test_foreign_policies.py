@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from services.balancer.config import BalancerConfig
-from services.balancer.engine_view import (
+from services.balancer.engines.engine_view import (
     Asked,
     Candidate,
     Choice,
@@ -14,10 +14,10 @@ from services.balancer.engine_view import (
     EngineState,
     EngineView,
 )
-from services.balancer.policies import POLICIES, PolicyError, find_policy
-from services.balancer.prefix_match import Matches
-from services.balancer.router import Router
-from services.common.config import ConfigError, load
+from services.balancer.routing.policies import POLICIES, PolicyError, find_policy
+from services.balancer.routing.prefix_match import Matches
+from services.balancer.routing.router import Router
+from services.common.config.settings import ConfigError, load
 
 
 def last_of_all(situation, rng):
@@ -57,7 +57,7 @@ def test_a_dotted_name_is_a_policy(here):
 def test_an_entry_point_is_a_policy(here, monkeypatch):
     from importlib.metadata import EntryPoint
 
-    from services.balancer import policies
+    from services.balancer.routing import policies
 
     point = EntryPoint("mine", f"{here}:last_of_all", policies.ENTRY_POINTS)
     asked = []

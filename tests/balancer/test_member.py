@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferfleet.internal.v1 import engine_pb2
-from services.balancer.breaker import Breaker
-from services.balancer.engine_view import EngineState
-from services.balancer.member import CREDIT_GRACE_S, Member, Outcome
+from inferfleet_proto.internal.v1 import engine_pb2
+from services.balancer.engines.breaker import Breaker
+from services.balancer.engines.engine_view import EngineState
+from services.balancer.engines.member import CREDIT_GRACE_S, Member, Outcome
 
 
 class Clock:

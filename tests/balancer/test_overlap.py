@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from inferfleet.admin.v1 import fleet_pb2
+from inferfleet_proto.admin.v1 import fleet_pb2
 from services.common import errors
 
 PROMPT = list(range(40))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.balancer.engine_view import (
+from services.balancer.engines.engine_view import (
     Asked,
     Candidate,
     CostModel,
@@ -16,9 +16,9 @@ from services.balancer.engine_view import (
     EngineView,
     Situation,
 )
-from services.balancer.policies import POLICIES, least_time
-from services.balancer.prefix_match import Matches
-from services.balancer.router import Origin, Router
+from services.balancer.routing.policies import POLICIES, least_time
+from services.balancer.routing.prefix_match import Matches
+from services.balancer.routing.router import Origin, Router
 
 
 def view(engine_id, **changes):

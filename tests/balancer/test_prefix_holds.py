@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.balancer.engine_view import EngineState, EngineView
-from services.balancer.prefix_holds import PrefixHolds
-from services.balancer.prefix_match import Matches
+from services.balancer.engines.engine_view import EngineState, EngineView
+from services.balancer.routing.prefix_holds import PrefixHolds
+from services.balancer.routing.prefix_match import Matches
 from services.common import block_hash
 
 A, B = ("a", 1), ("b", 1)

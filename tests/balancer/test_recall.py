@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from inferfleet.internal.v1 import engine_pb2
-from services.balancer.breaker import Breaker
-from services.balancer.member import CREDIT_GRACE_S, Member
-from services.balancer.recall import LEAST_WAIT_S, recall
+from inferfleet_proto.internal.v1 import engine_pb2
+from services.balancer.engines.breaker import Breaker
+from services.balancer.engines.member import CREDIT_GRACE_S, Member
+from services.balancer.engines.recall import LEAST_WAIT_S, recall
 
 
 class Scene:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from services.common.registry import ENGINES_PREFIX
+from services.common.etcd.registry import ENGINES_PREFIX
 
 
 async def test_a_lost_key_alone_does_not_end_an_engine(fleet, engine_request):

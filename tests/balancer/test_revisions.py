@@ -14,19 +14,19 @@ import pytest
 from google.protobuf import json_format
 from opentelemetry.sdk.trace import TracerProvider
 
-from inferfleet.cli.main import main
-from inferfleet.v1 import inference_pb2, inference_pb2_grpc
+from inferfleet_cli.main import main
+from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
 from services.balancer.config import BalancerConfig
-from services.balancer.server import BalancerService
-from services.balancer.testing import MODEL, FakeEngine
-from services.common.etcd import Etcd
-from services.common.model_alias import MODELS_PREFIX
-from services.common.registry import ENGINES_PREFIX
-from services.common.telemetry import Telemetry
+from services.balancer.service import BalancerService
+from services.common.etcd.client import Etcd
+from services.common.etcd.model_alias import MODELS_PREFIX
+from services.common.etcd.registry import ENGINES_PREFIX
+from services.common.service.telemetry import Telemetry
 from services.common.text.byte_level import byte_assets
-from services.gateway.alias_table import AliasTable
 from services.gateway.config import GatewayConfig
+from services.gateway.models.alias_table import AliasTable
 from services.gateway.service import GatewayService
+from tests.doubles.balancer_engine import MODEL, FakeEngine
 
 OLD, NEW = "r1", "r2"
 

@@ -15,11 +15,11 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from inferfleet.admin.v1 import fleet_pb2, fleet_pb2_grpc
-from inferfleet.internal.v1 import engine_pb2_grpc
+from inferfleet_proto.admin.v1 import fleet_pb2, fleet_pb2_grpc
+from inferfleet_proto.internal.v1 import engine_pb2_grpc
 from services.common import errors
-from services.common.etcd import Etcd
-from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX
+from services.common.etcd.client import Etcd
+from services.common.etcd.registry import BALANCERS_PREFIX, ENGINES_PREFIX
 from services.common.rpc import ENGINE_ID_KEY, TOKEN_KEY
 
 

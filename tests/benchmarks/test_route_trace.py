@@ -19,8 +19,8 @@ from benchmarks.route_trace.fleet import (
 )
 from benchmarks.route_trace.plot import svg
 from benchmarks.route_trace.trace import BLOCK_SIZE, Hasher, Request, generate, load
-from services.balancer.engine_view import CostModel
-from services.balancer.policies import POLICIES
+from services.balancer.engines.engine_view import CostModel
+from services.balancer.routing.policies import POLICIES
 
 RATES = Rates(num_blocks=400)
 HASHER = Hasher()

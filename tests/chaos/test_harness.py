@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from benchmarks.chaos.__main__ import arguments
-from benchmarks.chaos.client import BrokenStreamError, Counts, _Reader
-from benchmarks.chaos.proxy import Proxy
-from benchmarks.chaos.report import header, line
-from benchmarks.chaos.scenario import FLOW_LIMIT_S, Row
-from benchmarks.chaos.workload import Answer, Difference, cases, compare
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2 as pb
+from tests.chaos.__main__ import arguments
+from tests.chaos.client import BrokenStreamError, Counts, _Reader
+from tests.chaos.proxy import Proxy
+from tests.chaos.report import header, line
+from tests.chaos.scenario import FLOW_LIMIT_S, Row
+from tests.chaos.workload import Answer, Difference, cases, compare
 
 
 def answer(*ids: int, **parts) -> Answer:

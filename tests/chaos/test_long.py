@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.chaos.run import SETS, run_all
-from benchmarks.chaos.scenario import Plan
+from tests.chaos.run import SETS, run_all
+from tests.chaos.scenario import Plan
 
 PLAN = Plan(streams=24, rounds=4, outage_s=20.0, pause_s=12.0)
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from benchmarks.chaos.fleet import Shape
-from benchmarks.chaos.run import SCENARIOS, stage
-from benchmarks.chaos.scenario import Plan, Stage
+from tests.chaos.fleet import Shape
+from tests.chaos.run import SCENARIOS, stage
+from tests.chaos.scenario import Plan, Stage
 
 pytestmark = [
     pytest.mark.e2e,

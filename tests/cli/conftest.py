@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from inferfleet.cli.supervisor.options import Options, Planner, ServicePlan
-from inferfleet.v1 import inference_pb2 as pb
-from inferfleet.v1 import inference_pb2_grpc
+from inferfleet_cli.supervisor.options import Options, Planner, ServicePlan
+from inferfleet_proto.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2_grpc
 
 SERVICE = textwrap.dedent(
     """

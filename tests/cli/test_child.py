@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from inferfleet.cli.errors import CliError
-from inferfleet.cli.supervisor.child import Child, restart_delay_s
-from inferfleet.cli.supervisor.options import ServicePlan
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor.child import Child, restart_delay_s
+from inferfleet_cli.supervisor.options import ServicePlan
 
 PATIENCE_S = 20.0
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from inferfleet.cli.main import main
-from inferfleet.cli.status import text
+from inferfleet_cli.main import main
+from inferfleet_cli.status import text
 
 
 def test_generate_json_prints_one_object_with_every_promised_key(gateway, capsys, tmp_path):
@@ -159,7 +159,7 @@ def test_status_shows_a_balancer_that_does_not_answer():
 
 def test_client_commands_load_nothing_that_the_published_wheel_lacks():
     code = (
-        "import sys; import inferfleet.cli.main as m; m._parser()\n"
+        "import sys; import inferfleet_cli.main as m; m._parser()\n"
         "lacks = ('services', 'kernels', 'opentelemetry', 'torch', 'etcd3', 'redis')\n"
         "print([name for name in sys.modules if name.split('.')[0] in lacks])"
     )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from inferfleet.cli import demo
-from inferfleet.cli.errors import CliError
-from inferfleet.cli.main import main
-from inferfleet.cli.supervisor.state_dir import StateDir
+from inferfleet_cli import demo
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.main import main
+from inferfleet_cli.supervisor.state_dir import StateDir
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from inferfleet.cli.errors import CliError
-from inferfleet.cli.supervisor.control import ask
-from inferfleet.cli.supervisor.fleet import Fleet
-from inferfleet.cli.supervisor.options import Options
-from inferfleet.cli.supervisor.state_dir import StateDir
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor.control import ask
+from inferfleet_cli.supervisor.fleet import Fleet
+from inferfleet_cli.supervisor.options import Options
+from inferfleet_cli.supervisor.state_dir import StateDir
 
 pytestmark = pytest.mark.services
 PATIENCE_S = 30.0
@@ -99,9 +99,9 @@ async def test_a_service_that_refuses_its_start_ends_the_start_with_its_words(tm
 
 SUPERVISOR = """
 import asyncio, pickle, sys
-from inferfleet.cli.supervisor import options as o
-from inferfleet.cli.up import with_fleet
-from inferfleet.cli.supervisor import fleet as f
+from inferfleet_cli.supervisor import options as o
+from inferfleet_cli.up import with_fleet
+from inferfleet_cli.supervisor import fleet as f
 script, state, end_with = sys.argv[1:]
 from pathlib import Path
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inferfleet.cli.supervisor.options import (
+from inferfleet_cli.supervisor.options import (
     Addresses,
     Options,
     kv_memory,

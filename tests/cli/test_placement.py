@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from inferfleet.cli import placement_group
-from inferfleet.cli.main import main
-from services.common.etcd import Etcd, Put
+from inferfleet_cli import placement_group
+from inferfleet_cli.main import main
+from services.common.etcd.client import Etcd, Put
 from services.engine.eplb.placement_map import (
     Applied,
     EngineLoads,
@@ -137,7 +137,7 @@ def test_without_a_fleet_the_command_says_what_to_do(tmp_path, capsys):
 def test_the_etcd_of_the_local_fleet_is_found(fleet, run, tmp_path, monkeypatch, capsys):
     fleet.engine()
     monkeypatch.setattr(
-        "inferfleet.cli.placement_group.StateDir.read_record",
+        "inferfleet_cli.placement_group.StateDir.read_record",
         lambda self: {"etcd": fleet.address} if self.root == tmp_path else None,
     )
     assert main(["placement", "get", "--state-dir", str(tmp_path)]) == 0
@@ -251,7 +251,7 @@ def test_somebody_else_was_faster(fleet, run, map_file, monkeypatch):
         await etcd.put(fleet.keys.map, b"{}")
         return target
 
-    monkeypatch.setattr("inferfleet.cli.placement_actions.find_target", slow)
+    monkeypatch.setattr("inferfleet_cli.placement_actions.find_target", slow)
     status, text = run("set", path)
     assert (status, "meanwhile" in text) == (4, True)
     assert fleet.read(fleet.keys.map) == b"{}"

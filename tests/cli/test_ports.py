@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from inferfleet.cli.supervisor import ports
+from inferfleet_cli.supervisor import ports
 
 
 def test_a_taken_port_gives_the_next_free_one():

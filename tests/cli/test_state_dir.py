@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from inferfleet.cli.errors import CliError
-from inferfleet.cli.supervisor.state_dir import StateDir, require_record
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor.state_dir import StateDir, require_record
 
 
 def test_the_token_is_new_each_time_and_private(tmp_path):
@@ -45,7 +45,7 @@ def test_a_second_supervisor_is_refused_and_told_what_to_do(tmp_path):
 def test_a_record_of_a_dead_supervisor_does_not_count(tmp_path):
     code = (
         "import sys, os; from pathlib import Path\n"
-        "from inferfleet.cli.supervisor.state_dir import StateDir\n"
+        "from inferfleet_cli.supervisor.state_dir import StateDir\n"
         "s = StateDir(Path(sys.argv[1])); s.claim(); s.write_record({'gateway': 'x'}); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

@@ -7,11 +7,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-from inferfleet.cli.demo import missing_from
-from inferfleet.cli.supervisor.otlp_receiver import OtlpReceiver
-from inferfleet.cli.supervisor.trace_json import trace_json
-from inferfleet.cli.supervisor.trace_store import REQUEST_ID, Span, TraceStore
-from inferfleet.cli.waterfall import chart, verbs_of
+from inferfleet_cli.demo import missing_from
+from inferfleet_cli.supervisor.otlp_receiver import OtlpReceiver
+from inferfleet_cli.supervisor.trace_json import trace_json
+from inferfleet_cli.supervisor.trace_store import REQUEST_ID, Span, TraceStore
+from inferfleet_cli.waterfall import chart, verbs_of
 
 MS = 1_000_000
 
@@ -88,7 +88,7 @@ def test_a_request_id_used_again_names_the_newer_trace_even_when_the_older_goes(
 
 
 def test_one_trace_cannot_grow_without_bound(monkeypatch):
-    monkeypatch.setattr("inferfleet.cli.supervisor.trace_store.MAX_SPANS_PER_TRACE", 3)
+    monkeypatch.setattr("inferfleet_cli.supervisor.trace_store.MAX_SPANS_PER_TRACE", 3)
     store = TraceStore()
     store.add(span(str(number)) for number in range(10))
     assert len(store.find("t1")) == 3

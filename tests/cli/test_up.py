@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from inferfleet.cli.main import main
-from inferfleet.cli.supervisor import state_dir
-from inferfleet.cli.supervisor.state_dir import StateDir
+from inferfleet_cli.main import main
+from inferfleet_cli.supervisor import state_dir
+from inferfleet_cli.supervisor.state_dir import StateDir
 
 NO_MODEL = ("--set", "engine.simulate=yes")
 
@@ -52,7 +52,7 @@ def test_the_detached_process_is_told_so_and_how_to_stop_it(tmp_path):
     program.write_text(
         f"#!{sys.executable}\n"
         "import sys, time\nfrom pathlib import Path\n"
-        "from inferfleet.cli.supervisor.state_dir import StateDir\n"
+        "from inferfleet_cli.supervisor.state_dir import StateDir\n"
         "import os\nprint(sys.argv[3:], flush=True)\n"
         "s = StateDir(Path(sys.argv[-2])); s.claim()\n"
         "s.write_record({'supervisor_pid': os.getpid()})\n"
@@ -62,7 +62,7 @@ def test_the_detached_process_is_told_so_and_how_to_stop_it(tmp_path):
     state = tmp_path / "state"
     arguments = ["up", "--det", *NO_MODEL, "--state-dir", str(state)]
     code = (
-        "import sys; from inferfleet.cli.main import main\n"
+        "import sys; from inferfleet_cli.main import main\n"
         f"sys.executable = {str(program)!r}; sys.exit(main())"
     )
     command = [sys.executable, "-c", code, *arguments]
@@ -113,7 +113,7 @@ def test_what_a_service_would_refuse_is_said_before_anything_starts(tmp_path, ca
 def test_a_switch_goes_through_set_and_the_checks_load_no_tensors(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
-        "from inferfleet.cli.supervisor import options, preflight\n"
+        "from inferfleet_cli.supervisor import options, preflight\n"
         "settings = (('engine', 'deterministic', 'true'), ('engine', 'simulate', 'yes'))\n"
         "preflight.check(options.Options(Path('x'), settings=settings), Path('.'))\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

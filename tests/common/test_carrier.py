@@ -6,17 +6,10 @@ import random
 import grpc
 import pytest
 
-from services.common.carrier import take
-from services.common.carrier.call import WINDOW_BYTES
-from services.common.carrier.outbox import Outbox
-from services.common.carrier.testing import (
-    LIMIT_S,
-    Peer,
-    linked,
-    request_of,
-    until,
-    whole,
-)
+from services.common.rpc.carrier import take
+from services.common.rpc.carrier.call import WINDOW_BYTES
+from services.common.rpc.carrier.outbox import Outbox
+from tests.doubles.carrier_engine import LIMIT_S, Peer, linked, request_of, until, whole
 
 
 async def test_many_streams_come_whole_in_one_call(pair):

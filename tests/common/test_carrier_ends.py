@@ -6,13 +6,7 @@ import grpc
 import pytest
 
 from services.common import errors, rpc
-from services.common.carrier.testing import (
-    LIMIT_S,
-    read_on,
-    request_of,
-    until,
-    whole,
-)
+from tests.doubles.carrier_engine import LIMIT_S, read_on, request_of, until, whole
 
 
 async def test_no_deadline_is_none(pair):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 import pytest
 
 from services.balancer.config import BalancerConfig
-from services.common.config import ConfigError, check_files, load, resolve, setting
-from services.common.service_config import ServiceConfig
-from services.engine.front_config import FrontConfig
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import ConfigError, check_files, load, resolve, setting
+from services.engine.front.config import FrontConfig
 from services.gateway.config import GatewayConfig
 from services.kvcache.config import KvCacheConfig
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferfleet.internal.v1 import engine_pb2
-from inferfleet.v1 import inference_pb2
-from services.common.continuation import StreamLedger
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InternalError
+from services.common.rpc.continuation import StreamLedger
 
 CHOICES = 2
 TOKENS = (5, 3)

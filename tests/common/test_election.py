@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
-from services.common.election import Election
-from services.common.etcd import Etcd, Put
+from services.common.etcd.client import Etcd, Put
+from services.common.etcd.election import Election
 
 pytestmark = pytest.mark.services
 

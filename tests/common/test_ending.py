@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from services.common import ending
+from services.common.rpc import ending
 
 
 async def test_a_cancellation_that_was_swallowed_is_repeated(monkeypatch):

@@ -8,8 +8,8 @@ import grpc
 import pytest
 from etcd3 import etcdrpc
 
-from services.common.backing import free_port
-from services.common.etcd import (
+from inferfleet_cli.supervisor.dev_backends import free_port
+from services.common.etcd.client import (
     Changes,
     Compare,
     Delete,
@@ -146,7 +146,7 @@ async def test_one_transaction_is_one_batch(etcd, etcd_prefix):
 
 
 async def test_an_idle_watch_stays_up(etcd, etcd_prefix, monkeypatch):
-    monkeypatch.setattr("services.common.etcd.WATCH_PROBE_S", 0.2)
+    monkeypatch.setattr("services.common.etcd.client.WATCH_PROBE_S", 0.2)
     async with aclosing(etcd.watch_prefix(etcd_prefix)) as items:
         await until(items, lambda i: isinstance(i, Listing))
         following = asyncio.ensure_future(until(items, lambda i: True))
@@ -202,7 +202,7 @@ async def test_nobody_there_is_an_error_in_bounded_time():
 
 
 async def test_a_paused_etcd(start_etcd, monkeypatch):
-    monkeypatch.setattr("services.common.etcd.WATCH_PROBE_S", 0.5)
+    monkeypatch.setattr("services.common.etcd.client.WATCH_PROBE_S", 0.5)
     server = start_etcd()
     client = Etcd([server.address], timeout_s=0.5)
     await client.put("/p/a", b"1")

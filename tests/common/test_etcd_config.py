@@ -11,14 +11,14 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from etcd3 import etcdrpc
 
+from inferfleet_cli.supervisor.dev_backends import free_port
 from services.balancer.config import BalancerConfig
-from services.common.backing import free_port
-from services.common.config import ConfigError, resolve
-from services.common.etcd import EtcdRefusedError, EtcdUnavailableError
-from services.common.etcd_config import EtcdKeys, connect
-from services.common.registry import BALANCERS_PREFIX
-from services.engine.front_config import FrontConfig
-from services.engine.server import EngineServer
+from services.common.config.settings import ConfigError, resolve
+from services.common.etcd.client import EtcdRefusedError, EtcdUnavailableError
+from services.common.etcd.config import EtcdKeys, connect
+from services.common.etcd.registry import BALANCERS_PREFIX
+from services.engine.front.config import FrontConfig
+from services.engine.front.service import EngineServer
 from services.gateway.config import GatewayConfig
 from services.gateway.service import GatewayService
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.common.interruption import Interruption
+from services.common.rpc.interruption import Interruption
 
 
 async def test_a_wait_is_ended_and_the_task_is_not_cancelled():

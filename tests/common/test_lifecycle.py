@@ -9,12 +9,12 @@ import textwrap
 
 import pytest
 
-from services.common import lifecycle
+from services.common.service import lifecycle
 
 PROGRAM = """
 import asyncio, sys
 from services.common import lifecycle, telemetry
-from services.common.config import ConfigError
+from services.common.config.settings import ConfigError
 
 class Service:
     def say(self, word):

@@ -6,9 +6,9 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from services.common import telemetry
-from services.common.config import ConfigError
-from services.common.metrics import MetricsServer
+from services.common.config.settings import ConfigError
+from services.common.service import telemetry
+from services.common.service.metrics import MetricsServer
 
 
 class Health:
@@ -117,7 +117,7 @@ def test_who_changes_it_shows_the_fleets_token(level):
 
 
 def test_a_client_that_sends_nothing_keeps_no_scrape_out(served, monkeypatch):
-    monkeypatch.setattr("services.common.metrics._Quiet.timeout", 0.1)
+    monkeypatch.setattr("services.common.service.metrics._Quiet.timeout", 0.1)
     host, port = served[2].split(":")
     with socket.create_connection((host, int(port))) as silent:
         silent.sendall(b"PUT /log-level HTTP/1.0\r\ncontent-length: 5\r\n\r\n")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.model_alias import (
+from services.common.etcd.model_alias import (
     AliasError,
     AliasRecord,
     Target,

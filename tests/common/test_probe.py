@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from services.common import rpc
-from services.common.probe import ProbeConfig, target
+from services.common.service.probe import ProbeConfig, target
 
 NAME = "inferfleet.internal.v1.Engine"
 
@@ -20,7 +20,7 @@ async def probe(*arguments, **environ):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.common.probe",
+        "services.common.service.probe",
         *arguments,
         env={"PATH": "/usr/bin:/bin", **environ},
         stdout=asyncio.subprocess.PIPE,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.common.config import ConfigError, resolve
-from services.common.redis_keys import RedisKeys
+from services.common.config.redis_keys import RedisKeys
+from services.common.config.settings import ConfigError, resolve
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from services.common.etcd import Etcd
-from services.common.registry import Registration, RegistryView
+from services.common.etcd.client import Etcd
+from services.common.etcd.registry import Registration, RegistryView
 
 pytestmark = pytest.mark.services
 

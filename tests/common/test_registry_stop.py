@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.common.registry import Registration
+from services.common.etcd.registry import Registration
 
 
 class PatientEtcd:

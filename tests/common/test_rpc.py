@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.common import errors, rpc
-from services.common.config import ConfigError
-from services.common.service_config import ServiceConfig
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import ConfigError
 
 NAME = "inferfleet.internal.v1.Engine"
 

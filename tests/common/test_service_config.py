@@ -1,7 +1,7 @@
 import pytest
 
-from services.common.config import ConfigError, resolve
-from services.common.service_config import ServiceConfig
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import ConfigError, resolve
 
 
 def test_defaults_listen_locally_and_ask_for_nothing():

@@ -6,13 +6,13 @@ import ssl
 
 import pytest
 
-from services.common import tls_files
-from services.common.backing import free_port
-from services.common.etcd import EtcdUnavailableError
-from services.common.etcd_config import EtcdKeys
-from services.common.etcd_config import connect as connect_etcd
-from services.common.redis_keys import RedisKeys
-from services.common.redis_keys import connect as connect_redis
+from inferfleet_cli.supervisor.dev_backends import free_port
+from services.common.config.redis_keys import RedisKeys
+from services.common.config.redis_keys import connect as connect_redis
+from services.common.etcd.client import EtcdUnavailableError
+from services.common.etcd.config import EtcdKeys
+from services.common.etcd.config import connect as connect_etcd
+from services.common.rpc import tls_files
 
 pytestmark = pytest.mark.services
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
 from services.common.text import ChatTemplate, TextAssets, Tokenizer, render_chat
 from services.common.text.byte_level import byte_assets

@@ -8,12 +8,13 @@ import grpc
 import pytest
 from cryptography import x509
 
-from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
-from inferfleet.v1 import inference_pb2
-from services.common import fresh_channel, rpc, tls_files
-from services.common.config import ConfigError
-from services.common.service_config import ServiceConfig
-from services.common.tls_files import TlsFiles
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2
+from services.common import rpc
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import ConfigError
+from services.common.rpc import fresh_channel, tls_files
+from services.common.rpc.tls_files import TlsFiles
 
 
 class Servicer(engine_pb2_grpc.EngineServicer):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from scripts.gen_helm_schema import SERVICES, config_class
-from services.common.config import ENV_PREFIX, resolve
+from services.common.config.settings import ENV_PREFIX, resolve
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "helm" / "inferfleet"

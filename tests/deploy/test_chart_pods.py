@@ -31,7 +31,10 @@ def test_readiness_is_the_services_own_health(case):
         spec = probes(item)
         ask = spec["readinessProbe"].get("grpc") or spec["readinessProbe"]["exec"]
         port = next(p["containerPort"] for p in spec["ports"] if p["name"] == "grpc")
-        assert ask in ({"port": port}, {"command": ["python", "-m", "services.common.probe"]})
+        assert ask in (
+            {"port": port},
+            {"command": ["python", "-m", "services.common.service.probe"]},
+        )
         assert ask == spec["startupProbe"].get("grpc", spec["startupProbe"].get("exec"))
 
 

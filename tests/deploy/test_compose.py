@@ -75,7 +75,7 @@ def test_the_fleets_containers_have_no_rights(compose, name):
     assert entry["read_only"] is True
     assert entry["cap_drop"] == ["ALL"]
     assert entry["security_opt"] == ["no-new-privileges:true"]
-    assert entry["healthcheck"]["test"] == ["CMD", "python", "-m", "services.common.probe"]
+    assert entry["healthcheck"]["test"] == ["CMD", "python", "-m", "services.common.service.probe"]
 
 
 def test_every_container_has_limits(compose):

@@ -18,7 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferfleet.v1 import inference_pb2, inference_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
 
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(1800)]
 

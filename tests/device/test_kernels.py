@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import dispatch
-from kernels.dispatch import AttentionGroup
+from kernels.interface import AttentionGroup
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

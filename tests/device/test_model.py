@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.llm import LLM
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.model]
 GOLDEN = Path(__file__).parents[1] / "data" / "smollm2_golden.json"

@@ -15,14 +15,14 @@ from typing import Any
 import grpc
 import pytest
 
-from inferfleet.cli.demo import missing_from
-from inferfleet.cli.errors import CliError
-from inferfleet.cli.supervisor.control import ask
-from inferfleet.cli.supervisor.engine_list import TOKEN_KEY
-from inferfleet.cli.supervisor.state_dir import StateDir
-from inferfleet.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
-from inferfleet.v1 import inference_pb2 as pb
-from inferfleet.v1 import inference_pb2_grpc
+from inferfleet_cli.demo import missing_from
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor.control import ask
+from inferfleet_cli.supervisor.engine_list import TOKEN_KEY
+from inferfleet_cli.supervisor.state_dir import StateDir
+from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2_grpc
 
 START_S = 180.0
 PATIENCE_S = 60.0
@@ -44,7 +44,7 @@ class Command:
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "inferfleet.cli.main", *arguments],
+            [sys.executable, "-m", "inferfleet_cli.main", *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -283,7 +283,7 @@ def inferfleet(tmp_path):
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "inferfleet.cli.main", *arguments],
+            [sys.executable, "-m", "inferfleet_cli.main", *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from inferfleet.cli.errors import CliError
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_cli.errors import CliError
+from inferfleet_proto.v1 import inference_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(240)]
 

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(240)]
 MODEL = "smollm2-135m-instruct"

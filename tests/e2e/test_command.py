@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 def inferfleet(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "inferfleet.cli.main", *arguments],
+        [sys.executable, "-m", "inferfleet_cli.main", *arguments],
         capture_output=True,
         text=True,
         timeout=200,

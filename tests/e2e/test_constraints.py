@@ -6,7 +6,7 @@ import jsonschema
 import openai
 import pytest
 
-from inferfleet.cli.main import main
+from inferfleet_cli.main import main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(240)]
 MODEL = "smollm2-135m-instruct"

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from inferfleet import Client
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.verify, pytest.mark.timeout(300)]
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

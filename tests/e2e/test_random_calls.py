@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import pytest
 
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]

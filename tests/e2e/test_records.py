@@ -8,9 +8,9 @@ import urllib.request
 import grpc
 import pytest
 
-from inferfleet.cli.supervisor.engine_list import TOKEN_KEY
-from inferfleet.cli.supervisor.state_dir import StateDir
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_cli.supervisor.engine_list import TOKEN_KEY
+from inferfleet_cli.supervisor.state_dir import StateDir
+from inferfleet_proto.v1 import inference_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(240)]
 # Of a word that no model says: one piece of each kind of text that a caller can send.

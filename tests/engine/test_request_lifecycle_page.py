@@ -30,7 +30,9 @@ def test_fields_of_a_sequence_are_named_as_they_are():
     (row,) = [line for line in text.splitlines() if "keep over rounds" in line]
     names = re.findall(r"`(num_\w+)`", row)
     assert names
-    assert set(names) <= set(importlib.import_module("services.engine.sequence").Sequence.__slots__)
+    assert set(names) <= set(
+        importlib.import_module("services.engine.scheduling.sequence").Sequence.__slots__
+    )
 
 
 def test_what_is_not_built_says_so():

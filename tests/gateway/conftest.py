@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from services.gateway.testing import (
+from tests.doubles.gateway_fleet import (
     EngineDouble,
     Running,
     fail_with,

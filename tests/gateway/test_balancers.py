@@ -8,12 +8,12 @@ import time
 import grpc
 import pytest
 
-from inferfleet.internal.v1 import engine_pb2
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common import errors
 from services.common.rpc import Membership
 from services.gateway.balancers import WARN_EVERY_S, Balancers
-from services.gateway.testing import EngineDouble, fail_with, hold_after_first, running_gateway
+from tests.doubles.gateway_fleet import EngineDouble, fail_with, hold_after_first, running_gateway
 
 
 @pytest.fixture

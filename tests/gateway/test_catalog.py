@@ -5,10 +5,10 @@ import json
 import pytest
 from google.protobuf import json_format
 
-from inferfleet.internal.v1 import engine_pb2
+from inferfleet_proto.internal.v1 import engine_pb2
 from services.common.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from services.common.model_alias import MODELS_PREFIX
-from services.gateway.catalog import GONE_GRACE_S, Catalog, addresses_of
+from services.common.etcd.model_alias import MODELS_PREFIX
+from services.gateway.models.catalog import GONE_GRACE_S, Catalog, addresses_of
 
 
 class Clock:

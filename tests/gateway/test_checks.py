@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
+from services.engine.contract.sampling_params import SamplingParams
 from services.engine.grammar import constraint_check
 from services.engine.grammar.constraint_check import MAX_CHOICES
-from services.engine.sampling_params import SamplingParams
-from services.gateway.checks import MAX_CONSTRAINT_CHARS, check_request, request_id_problem
+from services.gateway.request.checks import MAX_CONSTRAINT_CHARS, check_request, request_id_problem
 
 VOCAB = 300
 numbers = st.one_of(

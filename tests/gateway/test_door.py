@@ -5,10 +5,10 @@ import asyncio
 import grpc
 import pytest
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import AlreadyExistsError, UnavailableError
-from services.gateway.in_flight import InFlight
-from services.gateway.testing import running_gateway
+from services.gateway.request.in_flight import InFlight
+from tests.doubles.gateway_fleet import running_gateway
 
 
 async def test_a_long_prompt_is_tokenised_beside_the_loop(engine):
@@ -31,7 +31,9 @@ async def test_a_chat_that_cannot_fit_is_refused_before_its_template_is_rendered
     engine, monkeypatch
 ):
     rendered = []
-    monkeypatch.setattr("services.gateway.door.render_chat", lambda *_: rendered.append(1))
+    monkeypatch.setattr(
+        "services.gateway.request.admission.render_chat", lambda *_: rendered.append(1)
+    )
     async with (
         running_gateway(engine) as gateway,
         grpc.aio.insecure_channel(gateway.address) as channel,

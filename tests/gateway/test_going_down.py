@@ -7,9 +7,9 @@ import grpc
 import httpx
 import pytest
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common import errors
-from services.gateway.testing import hold_after_first, sse_events
+from tests.doubles.gateway_fleet import hold_after_first, sse_events
 
 REQUEST = inference_pb2.GenerateRequest(model="tiny", text="ab")
 BODY = {"model": "tiny", "prompt": "ab"}

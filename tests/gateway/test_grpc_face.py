@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common import errors, rpc
 from services.common.block_hash import effective_salt
 

@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from inferfleet.v1 import inference_pb2 as pb
-from services.gateway.testing import EOS
+from inferfleet_proto.v1 import inference_pb2 as pb
+from tests.doubles.gateway_fleet import EOS
 
 MODEL = "tiny"
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'

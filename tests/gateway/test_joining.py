@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferfleet.v1 import inference_pb2
-from services.gateway.joining import joined
+from inferfleet_proto.v1 import inference_pb2
+from services.gateway.request.joining import joined
 
 Response = inference_pb2.GenerateResponse
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.keys_file import Identity, Limits, parse_keys
+from services.gateway.callers.keys_file import Identity, Limits, parse_keys
 
 ONE, TWO = (hashlib.sha256(key).hexdigest() for key in (b"k1", b"k2"))
 

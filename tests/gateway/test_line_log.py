@@ -10,8 +10,8 @@ import time
 import msgspec
 import pytest
 
-from services.gateway.records import line_log
-from services.gateway.records.line_log import LineLog
+from services.gateway.callers.records import line_log
+from services.gateway.callers.records.line_log import LineLog
 
 
 class Line(msgspec.Struct):
@@ -122,7 +122,7 @@ def test_what_is_torn_ends_on_a_line_of_its_own(make, tmp_path):
 def test_stdout():
     code = (
         "import msgspec\n"
-        "from services.gateway.records.line_log import LineLog\n"
+        "from services.gateway.callers.records.line_log import LineLog\n"
         "class Line(msgspec.Struct):\n    number: int\n"
         "log = LineLog('-', max_bytes=1, kept=0, lost=print)\n"
         "log.start(); log.put(Line(1)); log.put(Line(2)); log.close()\n"

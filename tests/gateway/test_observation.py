@@ -7,9 +7,9 @@ import httpx
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common import errors
-from services.gateway.testing import fail_with, hold_after_first
+from tests.doubles.gateway_fleet import fail_with, hold_after_first
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from services.gateway.testing import sse_events
+from tests.doubles.gateway_fleet import sse_events
 
 MODEL = "tiny"
 HI = [{"role": "user", "content": "hi"}]

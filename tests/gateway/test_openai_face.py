@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from services.common import errors
-from services.gateway.testing import sse_events
+from tests.doubles.gateway_fleet import sse_events
 
 MODEL = "tiny"
 HI = [{"role": "user", "content": "hi"}]

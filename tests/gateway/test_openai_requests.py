@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidArgumentError
-from services.common.parsing.plan import plan_answer
-from services.common.parsing.profile import ChatProfile
-from services.common.parsing.tools import read_tools
 from services.common.text import ChatTemplate, render_chat
 from services.common.text.byte_level import CHATML, byte_assets
-from services.gateway.checks import check_request
+from services.gateway.answers.plan import plan_answer
+from services.gateway.answers.profile import ChatProfile
+from services.gateway.answers.tools import read_tools
 from services.gateway.openai.chat_request import read_chat
 from services.gateway.openai.completion_request import read_completion
 from services.gateway.openai.errors import body_of, headers_of, param_of
+from services.gateway.request.checks import check_request
 
 KNOWS_NONE = ChatTemplate(byte_assets())
 KNOWS_TOOLS = ChatTemplate(byte_assets(chat_template=CHATML + "{{ tools | tojson }}"))

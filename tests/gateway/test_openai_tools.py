@@ -9,7 +9,7 @@ import pytest
 from services.common import errors
 from services.common.text import Tokenizer
 from services.common.text.byte_level import CHATML, byte_assets
-from services.gateway.testing import running_gateway
+from tests.doubles.gateway_fleet import running_gateway
 
 MODEL = "tiny"
 HI = [{"role": "user", "content": "hi"}]

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from google.protobuf import json_format
 
-from inferfleet.internal.v1 import engine_pb2
-from inferfleet.v1 import inference_pb2, inference_pb2_grpc
-from services.common.etcd import Etcd
-from services.common.registry import BALANCERS_PREFIX, ENGINES_PREFIX, Registration
-from services.gateway.testing import hold_after_first
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
+from services.common.etcd.client import Etcd
+from services.common.etcd.registry import BALANCERS_PREFIX, ENGINES_PREFIX, Registration
+from tests.doubles.gateway_fleet import hold_after_first
 
 pytestmark = [pytest.mark.e2e, pytest.mark.services]
 

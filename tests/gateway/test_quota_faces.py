@@ -12,7 +12,7 @@ import grpc
 import httpx
 import pytest
 
-from inferfleet.v1 import inference_pb2, inference_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
 from services.common import errors
 
 KEY, OTHER = "k1", "k2"
@@ -114,7 +114,7 @@ async def until_admitted(stub, request, metadata):
 
 
 async def test_new_limits_count_from_the_next_request_on(start_gateway, keys, monkeypatch):
-    monkeypatch.setattr("services.gateway.tenants.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("services.gateway.callers.tenants.LOOK_AGAIN_S", 0.0)
     gateway = await start_gateway(api_keys_file=keys("requests_per_min=1"))
     async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
         assert (await http.post("/v1/completions", json=body())).status_code == 200

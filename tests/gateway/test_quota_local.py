@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.gateway.keys_file import Identity, Limits
-from services.gateway.quota.local import LocalCounts
-from services.gateway.quota.verdict import Left, headers_of, refusal, scopes_of
+from services.gateway.callers.keys_file import Identity, Limits
+from services.gateway.callers.quota.local import LocalCounts
+from services.gateway.callers.quota.verdict import Left, headers_of, refusal, scopes_of
 
 
 class Clock:

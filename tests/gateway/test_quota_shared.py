@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from services.common.config.redis_keys import connect
 from services.common.errors import AlreadyExistsError, ResourceExhaustedError
-from services.common.redis_keys import connect
+from services.gateway.callers.keys_file import Identity, Limits
+from services.gateway.callers.quota import shared as shared_module
+from services.gateway.callers.quota.quotas import Quotas
+from services.gateway.callers.quota.shared import SharedCounts
 from services.gateway.config import GatewayConfig
-from services.gateway.keys_file import Identity, Limits
-from services.gateway.quota import shared as shared_module
-from services.gateway.quota.quotas import Quotas
-from services.gateway.quota.shared import SharedCounts
 
 pytestmark = pytest.mark.services
 # A machine under load may need longer than a gateway would wait.

@@ -10,9 +10,9 @@ import httpx
 import pytest
 import redis.asyncio as aioredis
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import DataLossError, UnavailableError
-from services.gateway.testing import EngineDouble, running_gateway
+from tests.doubles.gateway_fleet import EngineDouble, running_gateway
 
 KEY = "k1"
 CANARY = "xanthous-quokka"
@@ -133,7 +133,7 @@ async def test_a_continued_request_is_written_and_charged_once(files):
 
 
 async def test_the_audit_log_says_who_what_and_why_not(start_gateway, files, monkeypatch):
-    monkeypatch.setattr("services.gateway.tenants.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("services.gateway.callers.tenants.LOOK_AGAIN_S", 0.0)
     gateway = await start_gateway(**files)
     url = f"http://{gateway.http}/v1/completions"
     body = {"model": "tiny", "prompt": "ab", "max_tokens": 2, "n": 2}

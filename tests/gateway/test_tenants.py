@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from services.common.config import ConfigError
+from services.common.config.settings import ConfigError
 from services.common.errors import UnauthenticatedError
-from services.gateway.tenants import Tenants
+from services.gateway.callers.tenants import Tenants
 
 
 def line(tenant, key):
@@ -91,7 +91,7 @@ def test_a_file_without_a_key_keeps_the_last_good_and_is_refused_at_start(path, 
     tenants = Tenants(str(path), clock)
     path.write_text(content)
     clock.now += 2
-    with caplog.at_level(logging.WARNING, logger="services.gateway.tenants"):
+    with caplog.at_level(logging.WARNING, logger="services.gateway.callers.tenants"):
         assert tenants.identify("Bearer k1").tenant == "acme"
     assert "has no key" in caplog.text
     with pytest.raises(ConfigError, match=r"api_keys_file: .* has no key"):
@@ -99,7 +99,7 @@ def test_a_file_without_a_key_keeps_the_last_good_and_is_refused_at_start(path, 
 
 
 async def test_changes_are_told_of_though_nobody_calls(path, monkeypatch):
-    monkeypatch.setattr("services.gateway.tenants.FOLLOW_S", 0.01)
+    monkeypatch.setattr("services.gateway.callers.tenants.FOLLOW_S", 0.01)
     told: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
     tenants = Tenants(str(path), told=lambda good, what: told.put_nowait((good, what)))
     following = asyncio.create_task(tenants.follow())

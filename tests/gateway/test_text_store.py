@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from inferfleet.internal.v1 import engine_pb2
+from inferfleet_proto.internal.v1 import engine_pb2
 from services.common.errors import UnavailableError
 from services.common.rpc import Membership
 from services.common.text.byte_level import byte_assets
-from services.gateway.catalog import models_of
-from services.gateway.testing import EngineDouble
-from services.gateway.text_store import KEPT, TextStore
+from services.gateway.models.catalog import models_of
+from services.gateway.models.text_store import KEPT, TextStore
+from tests.doubles.gateway_fleet import EngineDouble
 
 
 @pytest.fixture

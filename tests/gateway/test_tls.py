@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from inferfleet import AsyncClient
-from inferfleet.v1 import inference_pb2
-from services.common.config import ConfigError
+from inferfleet_proto.v1 import inference_pb2
+from services.common.config.settings import ConfigError
 from services.common.rpc import Membership
 from services.gateway.config import GatewayConfig
-from services.gateway.testing import EngineDouble, running_gateway, say_hello
+from tests.doubles.gateway_fleet import EngineDouble, running_gateway, say_hello
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_new_certificates_are_used_without_dropping_streams(
     make_authority, tmp_path, monkeypatch
 ):
     """Both faces and the way inside, all with one certificate that is replaced."""
-    monkeypatch.setattr("services.common.tls_files.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("services.common.rpc.tls_files.LOOK_AGAIN_S", 0.0)
     old, new = make_authority("old"), make_authority("new")
     made = old.issue(tmp_path)
     keys = {f"tls_{name}_file": str(path) for name, path in made._asdict().items()}

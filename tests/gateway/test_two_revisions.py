@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.gateway.testing import EngineDouble, running_gateway, sse_events
+from tests.doubles.gateway_fleet import EngineDouble, running_gateway, sse_events
 
 
 @pytest.fixture

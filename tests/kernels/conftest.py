@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernels import dispatch
-from kernels.dispatch import Kernels
-from kernels.jit.machine import usable
+from kernels.compiled.machine import usable
+from kernels.interface import Kernels
 
 collect_ignore = [] if usable() else ["test_jit.py"]  # it imports what is compiled
 

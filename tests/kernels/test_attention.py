@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from kernels.dispatch import AttentionGroup, Kernels
-from services.engine.input_metadata import build_input
-from services.engine.runner import SequenceMetadata
+from kernels.interface import AttentionGroup, Kernels
+from services.engine.compute.models.input_metadata import build_input
+from services.engine.contract.runner import SequenceMetadata
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, DIM = 6, 2, 16

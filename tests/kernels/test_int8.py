@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels import dispatch
-from kernels.dispatch import UnsupportedError
-from kernels.int8 import linear, probe
+from kernels.interface import UnsupportedError
+from kernels.torch.int8 import linear, probe
 
 
 def _by_definition(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

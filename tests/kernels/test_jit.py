@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from kernels import dispatch
-from kernels.jit import machine as jit_machine
-from kernels.jit.machine import PANEL_VECTORS, machine
-from kernels.jit.packing import pack_bytes, pack_floats
-from kernels.jit.program import LayerWeights, Program, Shape
-from kernels.jit.tiles import PANEL
-from kernels.spans import Spans
+from kernels.compiled import machine as jit_machine
+from kernels.compiled.machine import PANEL_VECTORS, machine
+from kernels.compiled.packing import pack_bytes, pack_floats
+from kernels.compiled.program import LayerWeights, Program, Shape
+from kernels.compiled.tiles import PANEL
+from kernels.interface import Spans
 
 SMALL = Shape(hidden=40, heads=6, kv_heads=2, dim=12, middle=70, vocabulary=100, eps=1e-5, block=8)
 LARGE = Shape(

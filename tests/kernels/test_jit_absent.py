@@ -16,7 +16,7 @@ platform.machine = lambda: {machine!r}
 from kernels import dispatch
 print([dispatch.compiled_set("cpu", dtype, (64, 32)) for dtype in ("float32", "int8")])
 import runpy
-runpy.run_module("kernels.jit", run_name="__main__")
+runpy.run_module("kernels.compiled", run_name="__main__")
 """
 
 

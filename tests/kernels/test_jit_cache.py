@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.jit import cache
+from kernels.compiled import cache
 
 
 @pytest.fixture

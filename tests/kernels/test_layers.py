@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.dispatch import Kernels
+from kernels.interface import Kernels
 
 SHAPES = [(1, 1023), (3, 576), (33, 64), (7, 8)]
 Case = tuple[Kernels, torch.dtype]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.dispatch import Kernels
+from kernels.interface import Kernels
 
 Case = tuple[Kernels, torch.dtype]
 

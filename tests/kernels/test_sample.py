@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from kernels.cpu.sample import arg_max, gumbel
-from kernels.dispatch import Kernels
+from kernels.interface import Kernels
 from kernels.reference.sample import noise
+from kernels.torch.sample import arg_max, gumbel
 
 
 @pytest.mark.parametrize("key", [(0, 0), (1, -1), (-(2**31), 2**31 - 1), (123456789, -987654321)])

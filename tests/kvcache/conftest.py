@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from inferfleet.internal.v1 import prefix_index_pb2 as pb
-from inferfleet.internal.v1 import prefix_index_pb2_grpc
-from services.common.backing import tied_to_parent
+from inferfleet_cli.supervisor.dev_backends import tied_to_parent
+from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
+from inferfleet_proto.internal.v1 import prefix_index_pb2_grpc
 from services.kvcache.events import HISTORY, Batch, Operation
 from services.kvcache.index import PrefixIndex
 from services.kvcache.link import StoreSettings

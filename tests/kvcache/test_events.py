@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferfleet.internal.v1 import prefix_index_pb2 as pb
+from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
 from services.common.errors import InvalidArgumentError
 from services.kvcache.events import (
     HISTORY,

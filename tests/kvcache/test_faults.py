@@ -8,8 +8,8 @@ import grpc
 import pytest
 import redis
 
-from inferfleet.internal.v1 import prefix_index_pb2 as pb
-from inferfleet.internal.v1 import prefix_index_pb2_grpc
+from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
+from inferfleet_proto.internal.v1 import prefix_index_pb2_grpc
 
 pytestmark = pytest.mark.services
 

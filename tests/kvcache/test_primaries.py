@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from services.common.backing import RedisProcess
+from inferfleet_cli.supervisor.dev_backends import RedisProcess
 from services.kvcache.link import StoreAwayError
 from services.kvcache.primaries import Primaries, Sentinels, parse
 from services.kvcache.store import Store

@@ -12,8 +12,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 
-from inferfleet.internal.v1 import prefix_index_pb2 as pb
-from inferfleet.internal.v1 import prefix_index_pb2_grpc
+from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
+from inferfleet_proto.internal.v1 import prefix_index_pb2_grpc
 from services.common import rpc
 
 pytestmark = pytest.mark.services

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from services.common.backing import Binary, free_port
+from inferfleet_cli.supervisor.dev_backends import Binary, free_port
 from services.kvcache.index import PrefixIndex, Status
 from services.kvcache.link import StoreAwayError, UnsuitableStoreError, unfit
 

@@ -32,7 +32,7 @@ livenessProbe:
 
 {{- define "inferfleet.healthCheck" -}}
 {{- if .root.Values.tls.existingSecret -}}
-exec: {command: [python, -m, services.common.probe]}
+exec: {command: [python, -m, services.common.service.probe]}
 {{- else -}}
 grpc: {port: {{ .ports.grpc }}}
 {{- end -}}

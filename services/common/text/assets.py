@@ -5,7 +5,7 @@ import struct
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from inferfleet.internal.v1 import engine_pb2
+from inferfleet_proto.internal.v1 import engine_pb2
 
 CHUNK_BYTES = 1024 * 1024
 

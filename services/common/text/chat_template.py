@@ -17,9 +17,8 @@ import jinja2.parser
 from google.protobuf import json_format
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
-from services.common.parsing.tools import plain, schema_of
 from services.common.text.assets import TextAssets
 from services.common.text.deepseek_encoding import DeepseekEncoding, is_deepseek_v4
 from services.common.text.tool_prompt import (
@@ -27,6 +26,7 @@ from services.common.text.tool_prompt import (
     takes_text_arguments,
     with_text_arguments,
 )
+from services.common.text.tool_schema import plain, schema_of
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # What a caller's template_args may not replace.

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from services.common.errors import InvalidArgumentError
-from services.common.parsing.dsml import MARK, recipe
 from services.common.text.assets import TextAssets
+from services.common.text.deepseek_recipe import MARK, recipe
 
 _EFFORTS = {
     "minimal": "low",

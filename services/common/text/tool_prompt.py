@@ -1,8 +1,8 @@
 """Tools and calls as plain messages, for chat templates that know none of them; and what templates
 with ways of their own want.
 
-The form is the one that Hermes models were trained on and that `parsing.hermes` reads: a model that
-never saw it can still be held to it by a constraint.
+The form is the one that Hermes models were trained on and that the gateway's Hermes parser reads:
+a model that never saw it can still be held to it by a constraint.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.common.parsing import deepseek
+from services.common.text.deepseek_marks import LIST
 
 _INTRODUCTION = (
     "You can call functions. Each line between <tools> and </tools> describes one, "
@@ -55,7 +55,7 @@ def _said(message: Mapping[str, Any]) -> Mapping[str, Any]:
 def takes_text_arguments(template: str) -> bool:
     """Whether a template joins the arguments of past calls to its text as they are: DeepSeek's do.
     Others want them parsed."""
-    return deepseek.LIST in template and not _ARGUMENTS_AS_JSON.search(template)
+    return LIST in template and not _ARGUMENTS_AS_JSON.search(template)
 
 
 def with_text_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:

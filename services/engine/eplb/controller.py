@@ -3,8 +3,9 @@
 import asyncio
 import logging
 
-from services.common.election import Election, Leadership
-from services.common.etcd import EtcdError
+from services.common.etcd.client import EtcdError
+from services.common.etcd.election import Election, Leadership
+from services.engine.contract.runner import ExpertShape
 from services.engine.eplb.placement_map import PlacementMap, problem_with
 from services.engine.eplb.placement_store import (
     GroupState,
@@ -20,7 +21,6 @@ from services.engine.eplb.planning import (
     sum_loads,
     why_not,
 )
-from services.engine.runner import ExpertShape
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from services.engine.eplb.reload import check_placement
-from services.engine.messages import ApplyPlacement
-from services.engine.runner import ExpertPlacement, ExpertShape, PlacementRefusedError
+from services.engine.contract.expert_placement import check_placement
+from services.engine.contract.messages import ApplyPlacement
+from services.engine.contract.runner import ExpertPlacement, ExpertShape, PlacementRefusedError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]

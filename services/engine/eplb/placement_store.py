@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from services.common.etcd import Compare, Delete, Etcd, KeyValue, Put
+from services.common.etcd.client import Compare, Delete, Etcd, KeyValue, Put
 from services.engine.eplb.placement_map import (
     MAX_BYTES,
     Applied,

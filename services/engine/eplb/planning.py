@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from services.engine.contract.runner import ExpertShape
 from services.engine.eplb.packing import Floats, Ints
 from services.engine.eplb.placement_map import (
     EngineLoads,
@@ -22,7 +23,6 @@ from services.engine.eplb.policy import (
     rebalance_experts_global,
     rebalance_experts_hierarchical,
 )
-from services.engine.runner import ExpertShape
 
 MIN_TOKENS_PER_EXPERT = 8
 """On average and per layer; with fewer the counts say more about chance than about the traffic."""

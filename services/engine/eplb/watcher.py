@@ -11,7 +11,9 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from services.common.etcd import Changes, EtcdError, KeyValue, Listing, Lost
+from services.common.etcd.client import Changes, EtcdError, KeyValue, Listing, Lost
+from services.engine.contract.messages import ApplyPlacement, RoundReport
+from services.engine.contract.runner import ExpertShape
 from services.engine.eplb.placement_map import (
     Applied,
     MapFormatError,
@@ -23,8 +25,6 @@ from services.engine.eplb.placement_map import (
     version_in,
 )
 from services.engine.eplb.placement_store import MapTooLargeError, PlacementStore
-from services.engine.messages import ApplyPlacement, RoundReport
-from services.engine.runner import ExpertShape
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0

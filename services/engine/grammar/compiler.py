@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TypeVar
 
+from services.engine.contract.sampling_params import Constraint
 from services.engine.grammar.wire import (
     TOO_COSTLY,
     UNAVAILABLE,
@@ -18,7 +19,6 @@ from services.engine.grammar.wire import (
     read_frame,
     write_frame,
 )
-from services.engine.sampling_params import Constraint
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

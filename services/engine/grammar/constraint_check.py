@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.common.errors import InvalidArgumentError
+from services.engine.contract.sampling_params import Constraint
 from services.engine.grammar.regex_check import regex_problem
 from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
 from services.engine.grammar.tag_check import check_tag
-from services.engine.sampling_params import Constraint
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
 MAX_CONSTRAINT_CHARS = 64 * 1024

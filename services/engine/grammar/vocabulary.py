@@ -5,7 +5,7 @@ Made in the compiler's process: reading a tokenizer would stop the engine's thre
 
 from services.common.text import Tokenizer
 from services.common.text.byte_level import byte_assets
-from services.engine.loader import load_text_assets
+from services.engine.model_files import load_text_assets
 
 _IN_NO_TEXT = b"\xff"
 """No UTF-8 has this byte, so no rule for a text matches what begins with it."""

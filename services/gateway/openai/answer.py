@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inferfleet.v1 import inference_pb2
-from services.gateway.observation import reason_name
+from inferfleet_proto.v1 import inference_pb2
+from services.gateway.metrics import reason_name
 
 _FINISH = {"MAX_TOKENS": "length", "CONTEXT_FULL": "length"}
 

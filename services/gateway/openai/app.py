@@ -9,9 +9,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from services.common.errors import FleetError, InvalidArgumentError, NotFoundError
-from services.gateway.access import Access
-from services.gateway.catalog import Catalog, ModelView
-from services.gateway.exchange import Rooms
+from services.gateway.callers.access import Access
+from services.gateway.models.catalog import Catalog, ModelView
 from services.gateway.openai.chat_format import ChatFormat
 from services.gateway.openai.chat_request import read_chat
 from services.gateway.openai.completion_format import CompletionFormat
@@ -22,6 +21,7 @@ from services.gateway.openai.endpoint import (
     error_response,
     json_response,
 )
+from services.gateway.request.exchange import Rooms
 
 # First part of the paths that clients of OpenAI try; named, so that the answer is not just "not
 # found".

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.gateway.openai.answer import Header, finish_of
 from services.gateway.openai.logprobs import chat_entries, shown
 from services.gateway.openai.plan import Plan

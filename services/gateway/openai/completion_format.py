@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.gateway.openai.answer import Header, finish_of
 from services.gateway.openai.logprobs import LegacyLogprobs, shown
 from services.gateway.openai.plan import Plan

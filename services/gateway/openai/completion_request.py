@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.gateway.openai.fields import Fields, kind_of, refuse
 from services.gateway.openai.plan import Plan
 from services.gateway.openai.shared_fields import (

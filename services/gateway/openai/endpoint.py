@@ -16,16 +16,16 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from inferfleet.v1 import inference_pb2
-from services.common import telemetry
+from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import FleetError, InternalError
-from services.gateway.access import Access
-from services.gateway.exchange import Caller, Rooms, new_request_id
+from services.common.service import telemetry
+from services.gateway.callers.access import Access
 from services.gateway.openai.answer import Format, Header, usage_of
 from services.gateway.openai.body import read_json, until_gone
 from services.gateway.openai.errors import body_of, headers_of, status_of
 from services.gateway.openai.group import Group
 from services.gateway.openai.plan import Plan
+from services.gateway.request.exchange import Caller, Rooms, new_request_id
 
 log = logging.getLogger(__name__)
 

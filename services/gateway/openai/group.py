@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from inferfleet.v1 import inference_pb2
-from services.gateway.catalog import ModelView
-from services.gateway.collect import Collector
-from services.gateway.exchange import Caller, Exchange, Rooms
-from services.gateway.quota.fit import Need
-from services.gateway.quota.quotas import tokens_wanted
+from inferfleet_proto.v1 import inference_pb2
+from services.gateway.callers.quota.fit import Need
+from services.gateway.callers.quota.quotas import tokens_wanted
+from services.gateway.models.catalog import ModelView
+from services.gateway.request.collect import Collector
+from services.gateway.request.exchange import Caller, Exchange, Rooms
 
 # Prompts that nobody reads yet wait here; their streams then wait too.
 QUEUED_MESSAGES = 64

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.common.config import ConfigError
-from services.common.tls_files import TlsFiles
+from services.common.config.settings import ConfigError
+from services.common.rpc.tls_files import TlsFiles
 
 MakeContext = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]
 

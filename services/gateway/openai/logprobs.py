@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 
 # JSON has no -Infinity; OpenAI's own server says this for what cannot be drawn.
 LOWEST = -9999.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 
 
 @dataclass(frozen=True)

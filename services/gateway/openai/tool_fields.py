@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.gateway.openai.fields import Fields, kind_of, refuse
 
 MAX_TOOLS = 128

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2 as pb
 from services.common.errors import InvalidArgumentError, UnimplementedError
-from services.common.parsing.dsml import MARK, DsmlParser
-from services.common.parsing.events import CallArguments, CallBegun, Text, joined
-from services.common.parsing.plan import plan_answer
-from services.common.parsing.profile import ChatProfile, detect
-from services.common.parsing.tools import read_tools
 from services.common.text import Tokenizer, chat_ids, render_chat, template_of
 from services.common.text.byte_level import byte_assets
+from services.common.text.deepseek_recipe import MARK
+from services.gateway.answers.dsml import DsmlParser
+from services.gateway.answers.events import CallArguments, CallBegun, Text, joined
+from services.gateway.answers.plan import plan_answer
+from services.gateway.answers.profile import ChatProfile, detect
+from services.gateway.answers.tools import read_tools
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 SPECIAL = (BOS, "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", MARK, EOS)

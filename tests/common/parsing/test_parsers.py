@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.parsing.deepseek import DeepseekParser
-from services.common.parsing.events import CallArguments, CallBegun, Reasoning, Text, joined
-from services.common.parsing.hermes import HermesParser
-from services.common.parsing.llama3 import Llama3Parser
-from services.common.parsing.mistral import MistralParser
-from services.common.parsing.reasoning import MISTRAL, THINK, ReasoningParser
+from services.gateway.answers.deepseek import DeepseekParser
+from services.gateway.answers.events import CallArguments, CallBegun, Reasoning, Text, joined
+from services.gateway.answers.hermes import HermesParser
+from services.gateway.answers.llama3 import Llama3Parser
+from services.gateway.answers.mistral import MistralParser
+from services.gateway.answers.reasoning import MISTRAL, THINK, ReasoningParser
 
 NAMES = ("log_reading", "f", "name")
 CALL, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

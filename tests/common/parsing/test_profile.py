@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.common.parsing.names import REASONING_PARSERS, TOOL_PARSERS
-from services.common.parsing.profile import CALL_MARKS, REASONING_MARKS, detect
 from services.common.text import ChatTemplate, Tokenizer
 from services.common.text.byte_level import CHATML, byte_assets
+from services.common.text.parser_names import REASONING_PARSERS, TOOL_PARSERS
+from services.gateway.answers.profile import CALL_MARKS, REASONING_MARKS, detect
 
 LOOP = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ tools }}{% endif %}"
 TEMPLATES = [

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferfleet.v1 import inference_pb2 as pb
-from services.common.parsing.hermes import HermesParser
-from services.common.parsing.reasoning import THINK
-from services.common.parsing.stream import Reading
+from inferfleet_proto.v1 import inference_pb2 as pb
+from services.gateway.answers.hermes import HermesParser
+from services.gateway.answers.reasoning import THINK
+from services.gateway.answers.stream import Reading
 
 TEXT = 'hm\n</think>\nWell. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2 as pb
 from services.common.text import ChatTemplate, render_chat
 from services.common.text.byte_level import CHATML, byte_assets
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2 as pb
 from services.common.errors import InvalidArgumentError
-from services.common.parsing.tools import MAX_DEPTH, read_tools
+from services.common.text.tool_schema import MAX_DEPTH
+from services.gateway.answers.tools import read_tools
 
 
 def deep(levels):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.config import EngineConfig
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
-from services.engine.model_runner import ModelRunner
-from services.engine.runner import SamplerOutput, SamplingRow, SequenceMetadata
-from services.engine.sampling_params import SamplingParams
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.runner import SamplerOutput, SamplingRow, SequenceMetadata
+from services.engine.contract.sampling_params import SamplingParams
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 DATA = Path(__file__).parents[2] / "data"
 GREEDY = SamplingParams(temperature=0)

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.common.config import ConfigError
-from services.engine.config import EngineConfig
-from services.engine.llm import LLM
-from services.engine.loader import load_model
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
-from services.engine.model_runner import ModelRunner
-from services.engine.models.config import ModelFileError
-from services.engine.runner import SequenceMetadata
-from services.engine.sampling_params import SamplingParams
+from services.common.config.settings import ConfigError
+from services.engine.compute.loader import load_model
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.model_config import ModelFileError
+from services.engine.contract.runner import SequenceMetadata
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = {

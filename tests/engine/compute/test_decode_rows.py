@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from services.engine import decode_rows
-from services.engine.decode_rows import DecodeRows
-from services.engine.input_metadata import build_input
-from services.engine.runner import SequenceMetadata
+from services.engine.compute.models import decode_rows
+from services.engine.compute.models.decode_rows import DecodeRows
+from services.engine.compute.models.input_metadata import build_input
+from services.engine.contract.runner import SequenceMetadata
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, DIM, BLOCK, LAYERS, LONGEST = 4, 2, 8, 4, 2, 40

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.common.config import ConfigError
-from services.engine.config import EngineConfig
-from services.engine.model_runner import ModelRunner
-from services.engine.runner import SequenceMetadata
-from services.engine.sampling_params import SamplingParams
+from services.common.config.settings import ConfigError
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.runner import SequenceMetadata
+from services.engine.contract.sampling_params import SamplingParams
 
 LENGTHS = (1, 2, 15, 16, 17, 127, 128, 129, 200)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.loader import load_model
-from services.engine.loader.safetensors_folder import weight_files
-from services.engine.loader.tiny_model import write_tiny_model
-from services.engine.models.config import ModelFileError
+from services.engine.compute.loader import load_model
+from services.engine.compute.loader.safetensors_folder import weight_files
+from services.engine.contract.model_config import ModelFileError
+from tests.doubles.tiny_model import write_tiny_model
 
 
 def _shard(folder: Path) -> dict[str, torch.Tensor]:

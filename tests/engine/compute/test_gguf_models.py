@@ -12,17 +12,17 @@ import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from services.engine.config import EngineConfig
-from services.engine.llm import LLM
-from services.engine.loader import load_model
-from services.engine.loader.gguf_header import TensorInfo
-from services.engine.loader.gguf_weights import check_format, decode_tensor
-from services.engine.loader.tiny_gguf import write_gguf
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
-from services.engine.model_runner import ModelRunner
-from services.engine.models.config import FactorsRope, LinearRope, ModelFileError, YarnRope
-from services.engine.models.rows import ByteRows
-from services.engine.sampling_params import SamplingParams
+from services.engine.compute.loader import load_model
+from services.engine.compute.loader.gguf_weights import check_format, decode_tensor
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.compute.models.rows import ByteRows
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.model_config import FactorsRope, LinearRope, ModelFileError, YarnRope
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.model_files.gguf_header import TensorInfo
+from services.engine.offline.llm import LLM
+from tests.doubles.tiny_gguf import write_gguf
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = {
@@ -203,8 +203,8 @@ def test_scaled_frequencies_are_read(change: dict, scaling: Any, tmp_path: Path)
 
 
 def _changed(folder: Path, change: dict[str, Any]) -> Any:
-    from services.engine.loader import gguf_config
-    from services.engine.loader.gguf_header import GgufHeader, read_header
+    from services.engine.model_files import gguf_config
+    from services.engine.model_files.gguf_header import GgufHeader, read_header
 
     path = write_gguf(write_tiny_model(folder / "m"), folder / "x.gguf")
     header = read_header(path)
@@ -214,7 +214,7 @@ def _changed(folder: Path, change: dict[str, Any]) -> Any:
 
 def test_factors_of_a_file_stretch_like_the_rule_they_were_made_by(tmp_path: Path) -> None:
     """Llama 3's files carry divisors instead of the rule (rope_freqs.weight)."""
-    from services.engine.models.rope import turn_table
+    from services.engine.compute.models.rope import turn_table
 
     shape = TinyShape(llama3_rope=True, hidden_size=96)
     config = load_model(str(write_tiny_model(tmp_path / "m", shape))).config

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer as Library
 
 from services.common.text.assets import TextAssets
 from services.common.text.tokenizer import Tokenizer
-from services.engine.loader import load_text_assets
-from services.engine.loader.gguf_splits import NAMES
-from services.engine.loader.gguf_text import eos_ids, text_assets
-from services.engine.loader.spm_file import read_spm
-from services.engine.loader.tiny_model import write_tiny_model
-from services.engine.models.config import ModelFileError
+from services.engine.contract.model_config import ModelFileError
+from services.engine.model_files import load_text_assets
+from services.engine.model_files.gguf_splits import NAMES
+from services.engine.model_files.gguf_text import eos_ids, text_assets
+from services.engine.model_files.spm_file import read_spm
+from tests.doubles.tiny_model import write_tiny_model
 
 GOLDEN = json.loads(
     (Path(__file__).parents[2] / "data" / "gguf_tokenizers.json").read_text(encoding="utf-8")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.engine.llm import LLM
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
 
 pytestmark = pytest.mark.model
 

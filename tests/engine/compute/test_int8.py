@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_quality import TEXT, Reader, compare, read
-from services.common.config import ConfigError
-from services.engine.config import EngineConfig
-from services.engine.loader import load_model
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
-from services.engine.model_runner import ModelRunner
+from services.common.config.settings import ConfigError
+from services.engine.compute.loader import load_model
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.contract.config import EngineConfig
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 
 def _figure(model: str, windows: list[list[int]], count: int):
@@ -88,8 +88,8 @@ def test_what_is_not_built_is_refused_by_name(tiny_folders: dict, tmp_path: Path
 def test_a_machine_that_cannot_is_told_the_key(
     tiny_folders: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernels.dispatch import UnsupportedError
-    from kernels.int8 import linear
+    from kernels.interface import UnsupportedError
+    from kernels.torch.int8 import linear
 
     def refuse() -> None:
         raise UnsupportedError("dtype=int8: no VNNI")

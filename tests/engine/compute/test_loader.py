@@ -13,14 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from services.engine.config import EngineConfig
-from services.engine.known_models import find_model
-from services.engine.loader import load_model, load_text_assets
-from services.engine.loader.gguf_header import read_header
-from services.engine.loader.gguf_weights import decode_tensor
-from services.engine.loader.tiny_model import write_tiny_model
-from services.engine.model_runner import ModelRunner
-from services.engine.models.config import ModelFileError
+from services.engine.compute.loader import load_model
+from services.engine.compute.loader.gguf_weights import decode_tensor
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.model_config import ModelFileError
+from services.engine.model_files import load_text_assets
+from services.engine.model_files.gguf_header import read_header
+from services.engine.model_files.known_models import find_model
+from tests.doubles.tiny_model import write_tiny_model
 
 
 def _edit_config(folder: Path, **values: object) -> None:
@@ -55,7 +56,7 @@ def test_the_revision_follows_the_weights_alone(tmp_path: Path) -> None:
 def test_text_assets_need_no_torch(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "m")
     code = (
-        "import sys; from services.engine.loader import load_text_assets;"
+        "import sys; from services.engine.model_files import load_text_assets;"
         f"a = load_text_assets({str(folder)!r}); assert a.tokenizer_json;"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.common.config import ConfigError
-from services.engine import decode_rows, input_metadata
-from services.engine.config import EngineConfig
-from services.engine.loader import load_model
-from services.engine.model_runner import ModelRunner
-from services.engine.runner import SamplingRow, SequenceMetadata
-from services.engine.sampling_params import SamplingParams
+from services.common.config.settings import ConfigError
+from services.engine.compute.loader import load_model
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.compute.models import decode_rows, input_metadata
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.runner import SamplingRow, SequenceMetadata
+from services.engine.contract.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 NAMES = ("tied", "untied_llama3")

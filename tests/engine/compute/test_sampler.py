@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from services.engine.logit_edits import edit_logits, unpack_mask
-from services.engine.noise import row_key
-from services.engine.runner import SamplingRow
-from services.engine.sampler import Draw, Sampler
-from services.engine.sampling_inputs import build_sampling
-from services.engine.sampling_params import SamplingParams
-from services.engine.truncation import FIRST_LOOK, truncate
+from services.engine.compute.sampling.logit_edits import edit_logits, unpack_mask
+from services.engine.compute.sampling.noise import row_key
+from services.engine.compute.sampling.sampler import Draw, Sampler
+from services.engine.compute.sampling.sampling_inputs import build_sampling
+from services.engine.compute.sampling.truncation import FIRST_LOOK, truncate
+from services.engine.contract.runner import SamplingRow
+from services.engine.contract.sampling_params import SamplingParams
 
 KERNELS = dispatch.load("torch")
 CPU = torch.device("cpu")

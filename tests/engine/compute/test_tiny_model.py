@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from services.engine.loader import load_model
-from services.engine.loader.tiny_gguf import check_packing
-from services.engine.loader.tiny_model import KINDS, TinyShape, write_tiny_model
+from services.engine.compute.loader import load_model
+from tests.doubles.tiny_gguf import check_packing
+from tests.doubles.tiny_model import KINDS, TinyShape, write_tiny_model
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_tiny_model.py"
 

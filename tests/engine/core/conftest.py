@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.engine.config import EngineConfig
-from services.engine.engine_factory import build_engine
-from services.engine.fake_runner import FakeModel, FakeRunner, checksum_of, next_token
-from services.engine.llm_engine import LLMEngine
-from services.engine.messages import AddRequest
-from services.engine.runner import SamplingRow
-from services.engine.sampling_params import SamplingParams
-from services.engine.step_result import StepResult
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner, checksum_of, next_token
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.messages import AddRequest
+from services.engine.contract.runner import SamplingRow
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.core.engine_factory import build_engine
+from services.engine.core.llm_engine import LLMEngine
+from services.engine.core.step_result import StepResult
 
 MODEL = FakeModel(vocab_size=64, max_model_len=64, eos=0)
 

@@ -3,10 +3,10 @@
 import pytest
 
 from services.common.block_hash import BlockHash, hash_blocks, root
-from services.engine.block_manager import BlockManager
-from services.engine.messages import ClearedBlocks, RemovedBlocks, StoredBlocks
-from services.engine.sampling_params import SamplingParams
-from services.engine.sequence import Request, Sequence
+from services.engine.contract.messages import ClearedBlocks, RemovedBlocks, StoredBlocks
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.sequence import Request, Sequence
 
 ROOT = root(b"namespace")
 

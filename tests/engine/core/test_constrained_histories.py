@@ -16,12 +16,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.engine.constraints import Constraints
-from services.engine.fake_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.contract.messages import AddRequest
+from services.engine.contract.sampling_params import Constraint, SamplingParams
+from services.engine.core.constraints import Constraints
+from services.engine.grammar.structured_output import SOMatcherBuilder
 from services.engine.grammar.wire import Setup
-from services.engine.messages import AddRequest
-from services.engine.sampling_params import Constraint, SamplingParams
-from services.engine.structured_output import SOMatcherBuilder
 
 EOS, EOS_2 = 258, 256
 MODEL = FakeModel(vocab_size=320, max_model_len=96, eos=EOS)

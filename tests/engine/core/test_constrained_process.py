@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.config import EngineConfig
-from services.engine.core_link import CoreDiedError, CoreLink
-from services.engine.messages import AddRequest
-from services.engine.sampling_params import Constraint, SamplingParams
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.core_link import CoreDiedError, CoreLink
+from services.engine.contract.messages import AddRequest
+from services.engine.contract.sampling_params import Constraint, SamplingParams
 
 # The first constraint waits for a process that loads xgrammar.
 pytestmark = pytest.mark.timeout(240)

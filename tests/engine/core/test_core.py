@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from services.engine.config import EngineConfig
-from services.engine.core import run_core
-from services.engine.core_link import CoreEnd, LinkClosedError
-from services.engine.fake_runner import FakeRunner
-from services.engine.messages import AddRequest, Shutdown
-from services.engine.sampling_params import SamplingParams
+from services.engine.compute.simulated_runner import FakeRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.core_link import CoreEnd, LinkClosedError
+from services.engine.contract.messages import AddRequest, Shutdown
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.core.process import run_core
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4)
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.config import EngineConfig
-from services.engine.core_link import CoreDiedError, CoreLink
-from services.engine.fake_runner import checksum_of
-from services.engine.front_config import FrontConfig
-from services.engine.messages import AbortRequest, AddRequest, RoundReport, SendSnapshot
-from services.engine.sampling_params import SamplingParams
+from services.engine.compute.simulated_runner import checksum_of
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.core_link import CoreDiedError, CoreLink
+from services.engine.contract.messages import AbortRequest, AddRequest, RoundReport, SendSnapshot
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.front.config import FrontConfig
 
 CONFIG = EngineConfig(simulate="vocab_size=64,eos=63", num_blocks=64, block_size=4)
 _FRONT = """
 import asyncio, sys
-from services.engine.config import EngineConfig
-from services.engine.core_link import CoreLink
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.core_link import CoreLink
 async def main():
     link = CoreLink()
     await link.start(EngineConfig(simulate="yes", num_blocks=8))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.common.config import ConfigError
-from services.engine.fake_runner import FakeModel, FakeRunner, checksum_of, next_token
-from services.engine.runner import SamplingRow, SequenceMetadata
-from services.engine.sampling_params import SamplingParams
+from services.common.config.settings import ConfigError
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner, checksum_of, next_token
+from services.engine.contract.runner import SamplingRow, SequenceMetadata
+from services.engine.contract.sampling_params import SamplingParams
 
 ROW = SamplingRow(SamplingParams(temperature=0.0), seed=1, choice=0, position=6)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from services.common.text import Tokenizer
-from services.engine.config import EngineConfig
-from services.engine.core_link import CoreLink
-from services.engine.loader import load_text_assets
-from services.engine.loader.tiny_model import write_tiny_model
-from services.engine.messages import AddRequest
-from services.engine.sampling_params import Constraint, SamplingParams
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.core_link import CoreLink
+from services.engine.contract.messages import AddRequest
+from services.engine.contract.sampling_params import Constraint, SamplingParams
+from services.engine.model_files import load_text_assets
+from tests.doubles.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.timeout(240)
 WORD = Constraint("regex", "[a-f]{3,6}-[0-9]{2}")

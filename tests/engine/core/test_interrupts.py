@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import services.engine.llm
-from services.engine.fake_runner import FakeModel, FakeRunner
-from services.engine.llm import LLM
-from services.engine.sampling_params import SamplingParams
+import services.engine.offline.llm
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[n, 2, 3] for n in range(1, 10)]
-ENGINE = str(Path(services.engine.llm.__file__).parent)
+ENGINE = str(Path(services.engine.offline.llm.__file__).parent)
 MODEL = FakeModel(vocab_size=256, eos=255)
 
 

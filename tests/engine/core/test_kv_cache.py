@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.common.config import ConfigError
-from services.engine.block_manager import BlockManager
-from services.engine.config import EngineConfig
-from services.engine.fake_runner import FakeModel, FakeRunner
-from services.engine.kv_cache import CacheEngine, KVCacheManager, kv_budget
+from services.common.config.settings import ConfigError
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.kv_cache import CacheEngine, KVCacheManager, kv_budget
 
 INFO = replace(FakeRunner(32, FakeModel(max_model_len=1024)).describe(), kv_bytes_per_block=1000)
 

@@ -11,19 +11,20 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from services.common.text import Tokenizer
-from services.engine.config import EngineConfig
-from services.engine.constraints import Constraints
-from services.engine.core_link import CoreLink
-from services.engine.engine_factory import build_engine
+from services.engine.compute.loader import load_model
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.core_link import CoreLink
+from services.engine.contract.messages import AddRequest
+from services.engine.contract.runner import SequenceMetadata
+from services.engine.contract.sampling_params import Constraint, SamplingParams
+from services.engine.core.constraints import Constraints
+from services.engine.core.engine_factory import build_engine
+from services.engine.core.llm_engine import LLMEngine
+from services.engine.grammar.structured_output import SOMatcherBuilder
 from services.engine.grammar.wire import Setup
-from services.engine.llm_engine import LLMEngine
-from services.engine.loader import load_model, load_text_assets
-from services.engine.loader.tiny_model import write_tiny_model
-from services.engine.messages import AddRequest
-from services.engine.model_runner import ModelRunner
-from services.engine.runner import SequenceMetadata
-from services.engine.sampling_params import Constraint, SamplingParams
-from services.engine.structured_output import SOMatcherBuilder
+from services.engine.model_files import load_text_assets
+from tests.doubles.tiny_model import write_tiny_model
 
 # The first constraint waits for a process that loads xgrammar.
 pytestmark = pytest.mark.timeout(240)

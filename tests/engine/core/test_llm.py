@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.common.config import ConfigError
+from services.common.config.settings import ConfigError
 from services.common.errors import InvalidArgumentError
-from services.engine.llm import LLM
-from services.engine.loader.tiny_model import write_tiny_model
-from services.engine.sampling_params import Constraint, SamplingParams
+from services.engine.contract.sampling_params import Constraint, SamplingParams
+from services.engine.offline.llm import LLM
+from tests.doubles.tiny_model import write_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

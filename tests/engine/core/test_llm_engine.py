@@ -11,9 +11,9 @@ from services.common.errors import (
     ResourceExhaustedError,
     UnimplementedError,
 )
-from services.engine.fake_runner import FakeModel, FakeRunner
-from services.engine.runner import SamplerOutput
-from services.engine.sampling_params import Constraint
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.contract.runner import SamplerOutput
+from services.engine.contract.sampling_params import Constraint
 
 QUIET = FakeModel(vocab_size=64, max_model_len=512, eos=63)
 

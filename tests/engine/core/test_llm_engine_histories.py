@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 
 from services.common.errors import FleetError
-from services.engine.timing import RoundTimer
+from services.engine.core.timing import RoundTimer
 
 # Families of prompts that share prefixes of every length, block borders included.
 _BASES = [[(7 * i + 11 * family) % 63 + 1 for i in range(48)] for family in range(3)]

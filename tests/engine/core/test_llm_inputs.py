@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from services.common.errors import InvalidArgumentError
-from services.engine.llm_inputs import params_list, prompt_list
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm_inputs import params_list, prompt_list
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from services.engine.config import POLICIES
-from services.engine.fake_runner import FakeModel
-from services.engine.messages import AddRequest
-from services.engine.sampling_params import SamplingParams
+from services.engine.compute.simulated_runner import FakeModel
+from services.engine.contract.config import POLICIES
+from services.engine.contract.messages import AddRequest
+from services.engine.contract.sampling_params import SamplingParams
 
 
 def add(driver, key: str, tenant: str = "", prompt: int = 8, tokens: int = 4) -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from services.engine.fake_runner import FakeModel, FakeRunner
-from services.engine.runner import SamplingRow
-from services.engine.worker import Worker
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.contract.runner import SamplingRow
+from services.engine.core.worker import Worker
 
 QUIET = FakeModel(vocab_size=64, max_model_len=512, eos=63)
 LONG = replace(QUIET, max_model_len=16_384)

@@ -3,8 +3,8 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from services.engine.config import POLICIES as NAMES
-from services.engine.scheduling import (
+from services.engine.contract.config import POLICIES as NAMES
+from services.engine.scheduling.policies import (
     AGE_TOKENS,
     POLICIES,
     PrefillShare,

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 
 from services.common.errors import InvalidArgumentError
-from services.engine.llm import LLM
-from services.engine.sampling_params import Constraint, SamplingParams
+from services.engine.contract.sampling_params import Constraint, SamplingParams
+from services.engine.offline.llm import LLM
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 

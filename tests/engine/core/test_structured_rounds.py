@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.engine.constraints import Constraints
-from services.engine.fake_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.contract.sampling_params import Constraint
+from services.engine.core.constraints import Constraints
+from services.engine.grammar.structured_output import SOMatcher, SOMatcherBuilder
 from services.engine.grammar.wire import Setup
-from services.engine.sampling_params import Constraint
-from services.engine.structured_output import SOMatcher, SOMatcherBuilder
 
 # The first constraint waits for a process that loads xgrammar.
 pytestmark = pytest.mark.timeout(240)
@@ -225,7 +225,7 @@ def test_masks_that_leave_nothing_end_one_request(make):
 
 
 def test_a_grammar_that_becomes_slow_ends_one_request(make, monkeypatch):
-    monkeypatch.setattr("services.engine.so_matcher.SLOW_TOKEN_S", 0.0003)
+    monkeypatch.setattr("services.engine.grammar.so_matcher.SLOW_TOKEN_S", 0.0003)
     driver = make()
     endless = Constraint("ebnf", 'root ::= root root | "a"')
     driver.add("slow", [1], ignore_eos=True, constraint=endless)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.engine.timing import RoundTimer
+from services.engine.core.timing import RoundTimer
 
 
 @pytest.fixture

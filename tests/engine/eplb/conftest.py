@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.common.etcd import Etcd, EtcdError
+from services.common.etcd.client import Etcd, EtcdError
+from services.engine.contract.runner import ExpertShape
 from services.engine.eplb.placement_map import EngineLoads, PlacementMap, count_copies
 from services.engine.eplb.placement_store import GroupState, PlacementStore
-from services.engine.runner import ExpertShape
 
 SHAPE = ExpertShape(num_layers=2, num_experts=4, num_slots=6, num_ranks=2)
 _groups = itertools.count()

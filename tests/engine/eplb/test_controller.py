@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from services.common.election import Leadership
-from services.common.etcd import Etcd, EtcdError
+from services.common.etcd.client import Etcd, EtcdError
+from services.common.etcd.election import Leadership
 from services.engine.eplb.controller import PlacementController
 from services.engine.eplb.placement_map import Applied, encode, problem_with
 from services.engine.eplb.placement_store import PlacementStore

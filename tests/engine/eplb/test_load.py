@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from services.engine.eplb.load import ExpertLoads, fold
-from services.engine.runner import ExpertShape
+from services.engine.compute.expert_parallel.expert_load import ExpertLoads, fold
+from services.engine.contract.runner import ExpertShape
 
 SHAPE = ExpertShape(num_layers=2, num_experts=3, num_slots=4, num_ranks=2)
 FIRST = np.array([[0, 1, 2, 0], [0, 1, 2, 0]])

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.common.election import Election
-from services.common.etcd import Changes, Etcd, EtcdUnavailableError
+from services.common.etcd.client import Changes, Etcd, EtcdUnavailableError
+from services.common.etcd.election import Election
 from services.engine.eplb.placement_map import Applied, PlacementMap, decode, encode
 from services.engine.eplb.placement_store import (
     HISTORY,

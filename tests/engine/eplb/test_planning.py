@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.engine.contract.runner import ExpertShape
 from services.engine.eplb.placement_map import Applied, Rejection, problem_with
 from services.engine.eplb.placement_store import GroupState
 from services.engine.eplb.planning import (
@@ -17,7 +18,6 @@ from services.engine.eplb.planning import (
     why_not,
 )
 from services.engine.eplb.policy import PlacementShapeError
-from services.engine.runner import ExpertShape
 
 REVISION = "sha256:abc"
 

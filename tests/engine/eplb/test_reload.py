@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.eplb.reload import (
+from services.engine.contract.expert_placement import (
     check_placement,
     first_placement,
     missing_experts,
     rank_experts,
 )
-from services.engine.runner import ExpertPlacement, ExpertShape, PlacementRefusedError
+from services.engine.contract.runner import ExpertPlacement, ExpertShape, PlacementRefusedError
 
 SHAPE = ExpertShape(num_layers=2, num_experts=3, num_slots=4, num_ranks=2)
 GOOD = ExpertPlacement(1, ((0, 1, 2, 1), (2, 2, 1, 0)), "r")

@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack
 import pytest
 from msgspec.structs import replace
 
-from services.common.etcd import Etcd, Put
+from services.common.etcd.client import Etcd, Put
+from services.engine.contract.messages import PlacementRejection, RoundReport
 from services.engine.eplb.placement_map import Rejection, encode
 from services.engine.eplb.placement_store import PlacementStore
 from services.engine.eplb.watcher import PlacementWatcher
-from services.engine.messages import PlacementRejection, RoundReport
 
 pytestmark = pytest.mark.services
 OTHER = (3, 2, 1, 0, 3, 2)

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from kernels import dispatch
-from services.engine.eplb.reload import first_placement
-from services.engine.expert_parallel.bank import ExpertBank
-from services.engine.expert_parallel.experts import Experts
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
-from services.engine.models.expert_weights import ExpertWeights
-from services.engine.ranks.groups import LoneGroup
-from services.engine.runner import ExpertPlacement, ExpertShape
+from services.engine.compute.expert_parallel.bank import ExpertBank
+from services.engine.compute.expert_parallel.experts import Experts
+from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.ranks.groups import LoneGroup
+from services.engine.contract.expert_placement import first_placement
+from services.engine.contract.runner import ExpertPlacement, ExpertShape
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 HIDDEN, MIDDLE, NUM_EXPERTS, NUM_LAYERS = 16, 32, 8, 2
 

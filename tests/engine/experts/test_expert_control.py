@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.engine.expert_control import LOADS_INTERVAL_S, ExpertControl
-from services.engine.fake_runner import FakeModel, FakeRunner
-from services.engine.runner import ExpertPlacement, PlacementRefusedError
-from services.engine.worker import Worker
+from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.contract.runner import ExpertPlacement, PlacementRefusedError
+from services.engine.core.expert_control import LOADS_INTERVAL_S, ExpertControl
+from services.engine.core.worker import Worker
 
 MODEL = FakeModel.parse("experts=3,moe_layers=2,slots=4,ranks=2")
 ROWS = ((0, 1, 2, 2), (2, 1, 0, 0))

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.config import EngineConfig
-from services.engine.core_link import CoreDiedError, CoreLink
-from services.engine.llm import LLM
-from services.engine.messages import AddRequest, ApplyPlacement, RoundReport
-from services.engine.runner import ExpertPlacement
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.core_link import CoreDiedError, CoreLink
+from services.engine.contract.messages import AddRequest, ApplyPlacement, RoundReport
+from services.engine.contract.runner import ExpertPlacement
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
 
 # Every rank imports torch: seconds on a free machine.
 pytestmark = pytest.mark.timeout(240)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kernels import dispatch
-from services.engine.expert_parallel.bank import ExpertBank
-from services.engine.expert_parallel.experts import Experts
-from services.engine.ranks.groups import GlooGroup
-from services.engine.runner import ExpertPlacement, ExpertShape, RunnerFailedError
+from services.engine.compute.expert_parallel.bank import ExpertBank
+from services.engine.compute.expert_parallel.experts import Experts
+from services.engine.compute.ranks.groups import GlooGroup
+from services.engine.contract.runner import ExpertPlacement, ExpertShape, RunnerFailedError
 
 # Every rank imports torch: seconds on a free machine.
 pytestmark = pytest.mark.timeout(240)
@@ -22,10 +22,10 @@ MAP = (0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 7, 0)
 _RANK = """
 import sys, torch
 from kernels import dispatch
-from services.engine.expert_parallel.bank import ExpertBank
-from services.engine.expert_parallel.experts import Experts
-from services.engine.ranks.groups import GlooGroup
-from services.engine.runner import ExpertPlacement, ExpertShape
+from services.engine.compute.expert_parallel.bank import ExpertBank
+from services.engine.compute.expert_parallel.experts import Experts
+from services.engine.compute.ranks.groups import GlooGroup
+from services.engine.contract.runner import ExpertPlacement, ExpertShape
 folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
 given = torch.load(f"{folder}/given", weights_only=False)
@@ -95,7 +95,7 @@ def test_every_rank_gets_what_one_rank_alone_would_give(
 def test_a_rank_that_is_gone_ends_the_call(tmp_path: Path, random_experts, make_case) -> None:
     """No hang: the collective fails on those that are left."""
     code = (
-        "import os, sys; from services.engine.ranks.groups import GlooGroup;"
+        "import os, sys; from services.engine.compute.ranks.groups import GlooGroup;"
         f"group = GlooGroup({str(tmp_path / 'store')!r}, 1, 2); os._exit(0)"
     )
     other = subprocess.Popen([sys.executable, "-c", code])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.engine.runner import ExpertPlacement
+from services.engine.contract.runner import ExpertPlacement
 
 MAP = (7, 7, 3, 2, 1, 0, 4, 5, 6, 7)
 

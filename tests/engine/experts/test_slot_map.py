@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.expert_parallel.slot_map import TILE_ROWS, SlotMap
+from services.engine.compute.expert_parallel.slot_map import TILE_ROWS, SlotMap
 
 CPU = torch.device("cpu")
 MAPS = [(0, 1, 2, 3), (3, 1, 0, 2, 3, 3), (1, 1, 0, 2, 1, 3, 2, 0)]

@@ -11,20 +11,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
-from inferfleet.v1 import inference_pb2, inference_pb2_grpc
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
 from services.common import rpc
-from services.common.telemetry import Telemetry
-from services.engine.core_link import CoreDiedError
-from services.engine.front_config import FrontConfig
-from services.engine.messages import (
-    AddRequest,
-    ChoiceOutput,
-    CoreReady,
-    Load,
-    RoundReport,
-)
-from services.engine.server import EngineServer
+from services.common.service.telemetry import Telemetry
+from services.engine.contract.core_link import CoreDiedError
+from services.engine.contract.messages import AddRequest, ChoiceOutput, CoreReady, Load, RoundReport
+from services.engine.front.config import FrontConfig
+from services.engine.front.service import EngineServer
 
 
 class ScriptedCore:

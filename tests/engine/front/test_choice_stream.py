@@ -5,12 +5,12 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common.text import Tokenizer
 from services.common.text.byte_level import byte_assets
-from services.engine.choice_stream import ChoiceStream
-from services.engine.messages import ChoiceOutput, TokenLogprobs
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.messages import ChoiceOutput, TokenLogprobs
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.text.choice_stream import ChoiceStream
 
 TOKENS = Tokenizer(byte_assets(added=["<think>", "</think>"]))
 EOS, THINK, END_THINK = 258, 259, 260

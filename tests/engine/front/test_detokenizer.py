@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.common.text import Tokenizer
 from services.common.text.byte_level import byte_assets
-from services.engine.detokenizer import Detokenizer
+from services.engine.text.detokenizer import Detokenizer
 
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "detokenizer.json").read_text())
 

@@ -13,8 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from inferfleet.internal.v1 import engine_pb2, engine_pb2_grpc
-from inferfleet.v1 import inference_pb2, inference_pb2_grpc
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
+from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
 from services.common import errors
 
 # End tokens are out of the draw's way: what is tested here is not the model.

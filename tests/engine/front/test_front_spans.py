@@ -5,8 +5,8 @@ import time
 import grpc
 import pytest
 
-from inferfleet.internal.v1 import engine_pb2
-from services.engine.messages import AddRequest, Load, Mark, RequestFailure
+from inferfleet_proto.internal.v1 import engine_pb2
+from services.engine.contract.messages import AddRequest, Load, Mark, RequestFailure
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"

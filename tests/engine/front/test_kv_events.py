@@ -3,10 +3,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from inferfleet.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
+from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
 from services.common import rpc
-from services.engine.kv_events import KvEventLog, KvEventPublisher
-from services.engine.messages import (
+from services.engine.contract.messages import (
     AddRequest,
     ClearedBlocks,
     RemovedBlocks,
@@ -14,6 +13,7 @@ from services.engine.messages import (
     SendSnapshot,
     StoredBlocks,
 )
+from services.engine.front.kv_events import KvEventLog, KvEventPublisher
 
 
 def block(n):

@@ -7,8 +7,8 @@ import sys
 import grpc
 import pytest
 
-from inferfleet.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
-from services.engine.messages import RemovedBlocks, SendSnapshot, StoredBlocks
+from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
+from services.engine.contract.messages import RemovedBlocks, SendSnapshot, StoredBlocks
 
 
 def block(n):

@@ -1,7 +1,7 @@
 import asyncio
 
-from services.engine.load_report import LoadBoard
-from services.engine.messages import Load
+from services.engine.contract.messages import Load
+from services.engine.front.load_report import LoadBoard
 
 
 class Clock:

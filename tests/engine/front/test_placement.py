@@ -6,15 +6,15 @@ import json
 import pytest
 from google.protobuf import json_format
 
-from inferfleet.cli.main import main
-from inferfleet.internal.v1 import engine_pb2
-from inferfleet.v1 import inference_pb2
-from services.common.config import ConfigError
-from services.common.etcd import Etcd
-from services.common.registry import ENGINES_PREFIX
-from services.engine.core_link import CoreLink
+from inferfleet_cli.main import main
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2
+from services.common.config.settings import ConfigError
+from services.common.etcd.client import Etcd
+from services.common.etcd.registry import ENGINES_PREFIX
+from services.engine.contract.core_link import CoreLink
 from services.engine.eplb.placement_store import PlacementStore, list_groups
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 pytestmark = pytest.mark.services
 EXPERTS = "vocab_size=259,eos=258,forward_ms=2,experts=8,slots=12,ranks=2"

@@ -3,9 +3,9 @@ import asyncio
 import grpc
 import pytest
 
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common import errors, rpc
-from services.engine.messages import AbortRequest, AddRequest, TokenLogprobs
+from services.engine.contract.messages import AbortRequest, AddRequest, TokenLogprobs
 
 
 def request(**prompt):

@@ -4,12 +4,12 @@ import pytest
 from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferfleet.internal.v1 import engine_pb2
-from services.common.config import ConfigError
-from services.common.etcd import Etcd
-from services.common.registry import ENGINES_PREFIX
-from services.engine.front_config import FrontConfig
-from services.engine.registration import engine_id_of, reachable_address
+from inferfleet_proto.internal.v1 import engine_pb2
+from services.common.config.settings import ConfigError
+from services.common.etcd.client import Etcd
+from services.common.etcd.registry import ENGINES_PREFIX
+from services.engine.front.config import FrontConfig
+from services.engine.front.registration import engine_id_of, reachable_address
 
 
 def test_the_name_can_be_a_key():

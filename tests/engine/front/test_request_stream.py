@@ -12,11 +12,11 @@ from services.common.errors import (
 )
 from services.common.text import Tokenizer
 from services.common.text.byte_level import byte_assets
-from services.engine.messages import ChoiceOutput
-from services.engine.request_stream import RequestStream
-from services.engine.request_times import RequestTimes
-from services.engine.request_translation import AcceptedRequest, ModelFacts
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.messages import ChoiceOutput
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.front.request_stream import RequestStream
+from services.engine.front.request_times import RequestTimes
+from services.engine.front.request_translation import AcceptedRequest, ModelFacts
 
 FACTS = ModelFacts("tiny", "r", "n", vocab_size=259, max_model_len=64, engine_id="e")
 TOKENS = Tokenizer(byte_assets())

@@ -2,15 +2,15 @@ import math
 
 import pytest
 
-from inferfleet.internal.v1 import engine_pb2
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
 )
-from services.engine.request_translation import ModelFacts, translate
-from services.engine.sampling_params import Constraint, SamplingParams
+from services.engine.contract.sampling_params import Constraint, SamplingParams
+from services.engine.front.request_translation import ModelFacts, translate
 
 FACTS = ModelFacts(
     model="tiny", model_revision="r", numerics_id="n/1", vocab_size=100, max_model_len=16

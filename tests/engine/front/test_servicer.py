@@ -5,11 +5,11 @@ import asyncio
 import grpc
 import pytest
 
-from inferfleet.internal.v1 import engine_pb2
-from inferfleet.v1 import inference_pb2
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2
 from services.common import errors, rpc
 from services.common.text import TextAssets
-from services.engine.messages import (
+from services.engine.contract.messages import (
     AbortRequest,
     AddRequest,
     Load,

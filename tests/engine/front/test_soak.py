@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.bench_soak import KINDS, points_of, soak
+from tests.soak.__main__ import KINDS, points_of, soak
 
 RUNS_GROW_MIB = 24
 """What allocators may still take after the first tenth of a long run …"""

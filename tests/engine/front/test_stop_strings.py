@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.stop_strings import StopChecker
+from services.engine.text.stop_strings import StopChecker
 
 
 def run(pieces, stops, *, include=False, min_pieces=0):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from services.engine.contract.sampling_params import Constraint
+from services.engine.grammar.structured_output import Built, SOMatcher, SOMatcherBuilder
 from services.engine.grammar.wire import Setup
-from services.engine.sampling_params import Constraint
-from services.engine.structured_output import Built, SOMatcher, SOMatcherBuilder
 
 END = 258
 WaitFor = Callable[..., Built]

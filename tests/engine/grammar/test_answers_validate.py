@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.schema_suite import Row, Suite, files_of, table
+from tests.schema_suite.__main__ import Row, Suite, files_of, table
 
 pytestmark = pytest.mark.timeout(240)
 TEXT = {"type": "string"}

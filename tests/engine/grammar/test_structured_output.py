@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import InvalidArgumentError
+from services.engine.contract.sampling_params import Constraint
 from services.engine.grammar.constraint_check import check_constraint
 from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
-from services.engine.grammar.wire import Setup
-from services.engine.sampling_params import Constraint
-from services.engine.structured_output import (
+from services.engine.grammar.structured_output import (
     INVALID,
     TOO_COSTLY,
     UNAVAILABLE,
     SOMatcherBuilder,
     _digest,
 )
+from services.engine.grammar.wire import Setup
 
 END = 258
 CASES = json.loads((Path(__file__).parents[2] / "data" / "schemas.json").read_text())
@@ -159,7 +159,7 @@ def test_a_text_that_may_go_on_or_end_is_not_spent(wait_for, allowed_ids):
 
 
 def test_a_grammar_whose_tokens_take_ever_longer_is_noticed(monkeypatch, wait_for):
-    monkeypatch.setattr("services.engine.so_matcher.SLOW_TOKEN_S", 0.002)
+    monkeypatch.setattr("services.engine.grammar.so_matcher.SLOW_TOKEN_S", 0.002)
     matcher = wait_for(Constraint("ebnf", 'root ::= root root | "a"')).grammar.matcher()
     plain = wait_for(Constraint("regex", "a+")).grammar.matcher()
     while not matcher.slow:
@@ -222,7 +222,7 @@ def test_the_cache_of_grammars_is_bounded_by_count_and_bytes(wait_for, monkeypat
         ]
         assert kept == [False, False, True, True, True]
         size = next(iter(small._grammars.values())).num_bytes
-        monkeypatch.setattr("services.engine.structured_output.CACHED_BYTES", 2 * size)
+        monkeypatch.setattr("services.engine.grammar.structured_output.CACHED_BYTES", 2 * size)
         assert wait_for(Constraint("regex", "b"), builder=small).problem is None
         assert sum(built.num_bytes for built in small._grammars.values()) <= 2 * size
         assert small._cached_bytes == sum(b.num_bytes for b in small._grammars.values())

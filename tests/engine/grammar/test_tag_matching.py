@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from services.engine.contract.sampling_params import Constraint
 from services.engine.grammar.constraint_check import check_constraint
-from services.engine.sampling_params import Constraint
-from services.engine.structured_output import INVALID
+from services.engine.grammar.structured_output import INVALID
 
 END = 258
 pytestmark = pytest.mark.timeout(240)

@@ -6,15 +6,15 @@ import random
 import jsonschema
 import pytest
 
-from inferfleet.v1 import inference_pb2 as pb
+from inferfleet_proto.v1 import inference_pb2 as pb
 from services.common.errors import InvalidArgumentError
-from services.common.parsing.events import CallArguments, CallBegun, Reasoning, Text
-from services.common.parsing.plan import plan_answer
-from services.common.parsing.profile import ChatProfile
-from services.common.parsing.reasoning import ReasoningParser
-from services.common.parsing.tools import read_tools
+from services.engine.contract.sampling_params import Constraint
 from services.engine.grammar.constraint_check import check_constraint
-from services.engine.sampling_params import Constraint
+from services.gateway.answers.events import CallArguments, CallBegun, Reasoning, Text
+from services.gateway.answers.plan import plan_answer
+from services.gateway.answers.profile import ChatProfile
+from services.gateway.answers.reasoning import ReasoningParser
+from services.gateway.answers.tools import read_tools
 
 pytestmark = pytest.mark.timeout(240)
 END = 258

@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.engine.contract.sampling_params import Constraint
 from services.engine.grammar.utf8 import breaking_tokens, broken_tokens, pending_tokens
-from services.engine.sampling_params import Constraint
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import ConfigError
-from services.engine.config import EngineConfig
-from services.engine.engine_factory import build_engine
-from services.engine.llm import LLM
-from services.engine.loader.tiny_model import TinyShape, write_tiny_model
-from services.engine.messages import AddRequest
-from services.engine.runner import RunnerFailedError
-from services.engine.sampling_params import SamplingParams
+from services.common.config.settings import ConfigError
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.messages import AddRequest
+from services.engine.contract.runner import RunnerFailedError
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.core.engine_factory import build_engine
+from services.engine.offline.llm import LLM
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 # Every rank imports torch: seconds on a free machine.
 pytestmark = pytest.mark.timeout(240)

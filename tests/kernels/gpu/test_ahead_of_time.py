@@ -7,7 +7,7 @@ import pytest
 
 def compiled(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environ
-    command = [sys.executable, "-m", "kernels.gpu.ahead_of_time", *arguments]
+    command = [sys.executable, "-m", "kernels.triton.ahead_of_time", *arguments]
     return subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from kernels import dispatch
-from services.engine.llm import LLM
-from services.engine.loader.tiny_model import write_tiny_model
-from services.engine.sampling_params import SamplingParams
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
+from tests.doubles.tiny_model import write_tiny_model
 
 PROMPTS = [[5, 6, 7], list(range(40, 75)), [200]]
 

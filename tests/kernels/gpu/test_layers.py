@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.gpu.kv_write import kv_write
-from kernels.gpu.rms_norm import rms_norm
-from kernels.gpu.rope import rope
-from kernels.gpu.silu_mul import silu_mul
+from kernels.triton.kv_write import kv_write
+from kernels.triton.rms_norm import rms_norm
+from kernels.triton.rope import rope
+from kernels.triton.silu_mul import silu_mul
 
 ORACLE = reference.KERNELS
 DTYPES = [torch.float32, torch.bfloat16]

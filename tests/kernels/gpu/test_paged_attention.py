@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.dispatch import AttentionGroup
-from kernels.gpu import paged_attention
-from kernels.gpu.paged_attention import paged_decode_attention
+from kernels.interface import AttentionGroup
+from kernels.triton import paged_attention
+from kernels.triton.paged_attention import paged_decode_attention
 
 
 def case(lengths, heads, kv_heads, dim, block, dtype):

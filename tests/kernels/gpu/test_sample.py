@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from kernels.cpu.sample import gumbel
-from kernels.gpu import sample as module
-from kernels.gpu.sample import sample
 from kernels.reference.sample import sample as oracle
+from kernels.torch.sample import gumbel
+from kernels.triton import sample as module
+from kernels.triton.sample import sample
 
 
 def keys_for(rows: int) -> torch.Tensor:

@@ -1,0 +1,185 @@
+"""One service as a child process: started, watched, restarted with back-off, stopped."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor.dev_backends import tied_to_parent
+from inferfleet_cli.supervisor.options import ServicePlan
+
+POLL_S = 0.05
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+GOOD_RUN_S = 60.0
+"""A process that lived this long starts a new count of failures."""
+LOG_TAIL_LINES = 12
+
+
+def restart_delay_s(failures: int) -> float:
+    """Seconds before the next start after so many failures in a row (the first is 1)."""
+    return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (failures - 1)))
+
+
+@dataclass(frozen=True)
+class ChildStatus:
+    """One service as `status` shows it."""
+
+    name: str
+    state: str
+    pid: int | None
+    address: str
+    metrics_address: str
+    restarts: int
+    uptime_s: float
+
+
+class Child:
+    """Owns one process and its successors."""
+
+    def __init__(
+        self,
+        plan: ServicePlan,
+        *,
+        log_file: Path,
+        ready_file: Path,
+        cwd: Path,
+        on_event: Callable[[str], None],
+        delay_s: Callable[[int], float] = restart_delay_s,
+    ) -> None:
+        """`delay_s` says how long to wait after so many failures in a row."""
+        self.name = plan.name
+        self._delay_s = delay_s
+        self._argv = plan.argv
+        self._log_file = log_file
+        self._ready_file = ready_file
+        self._cwd = cwd
+        self._on_event = on_event
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._ready: dict[str, Any] = {}
+        self._was_ready = asyncio.Event()
+        self._stopping = False
+        self._restarts = 0
+        self._since = time.monotonic()
+
+    async def start(self) -> None:
+        """Begin to keep the service running; returns at once."""
+        self._log_file.write_bytes(b"")
+        self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+
+    async def wait_ready(self) -> float:
+        """Seconds the first start took.
+
+        Raises:
+            CliError: it ended before it was ready; the message has the end of its log.
+        """
+        assert self._keeper is not None, "start() comes first"
+        ready = asyncio.ensure_future(self._was_ready.wait())
+        await asyncio.wait({ready, self._keeper}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if not self._was_ready.is_set():
+            self._keeper.result()
+            raise CliError(f"{self.name} was stopped before it was ready")
+        return time.monotonic() - self._since
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL to the whole group after the grace; idempotent."""
+        self._stopping = True
+        if self._keeper is None:
+            return
+        if self._process is not None and self._process.returncode is None:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), grace_s)
+        self._kill_group()
+        if self._process is not None:
+            await self._process.wait()
+        self._keeper.cancel()
+        await asyncio.wait({self._keeper})
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, now."""
+        self._stopping = True
+        self._kill_group()
+
+    def status(self) -> ChildStatus:
+        alive = self._process is not None and self._process.returncode is None
+        state = "ready" if alive and self._ready else "starting" if alive else "restarting"
+        return ChildStatus(
+            name=self.name,
+            state="stopped" if self._stopping else state,
+            pid=self._process.pid if alive and self._process else None,
+            address=self._ready.get("address", ""),
+            metrics_address=self._ready.get("metrics_address", ""),
+            restarts=self._restarts,
+            uptime_s=time.monotonic() - self._since,
+        )
+
+    async def _keep(self) -> None:
+        failures = 0
+        while not self._stopping:
+            code = await self._run_once()
+            if self._stopping:
+                return
+            if not self._was_ready.is_set():
+                raise CliError(f"{self.name} ended with status {code}:\n{self._log_tail()}")
+            failures = 1 if time.monotonic() - self._since > GOOD_RUN_S else failures + 1
+            delay = self._delay_s(failures)
+            how = f"signal {-code}" if code < 0 else f"status {code}"
+            self._on_event(f"{self.name} ended with {how}; starting it again in {delay:g} s")
+            await asyncio.sleep(delay)
+            self._restarts += 1
+
+    async def _run_once(self) -> int:
+        self._ready = {}
+        self._ready_file.unlink(missing_ok=True)
+        self._since = time.monotonic()
+        with self._log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *tied_to_parent(self._argv),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._cwd,
+                start_new_session=True,
+            )
+        watcher = asyncio.create_task(self._watch_ready(self._process.pid))
+        try:
+            return await self._process.wait()
+        finally:
+            watcher.cancel()
+            self._kill_group()  # whatever it started
+
+    async def _watch_ready(self, pid: int) -> None:
+        while not self._ready:
+            with contextlib.suppress(OSError, ValueError):
+                record = json.loads(self._ready_file.read_text())
+                if record.get("pid") == pid:
+                    self._ready = record
+                    self._was_ready.set()
+                    if self._restarts:
+                        self._on_event(f"{self.name} is back")
+                    return
+            await asyncio.sleep(POLL_S)
+
+    def _signal(self, signum: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signum)
+
+    def _kill_group(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _log_tail(self) -> str:
+        lines = self._log_file.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join([*(f"    {line[:400]}" for line in lines), f"  (log: {self._log_file})"])

@@ -1,0 +1,48 @@
+"""The engines as the balancer sees them, over the operators' Fleet service."""
+
+from typing import Any
+
+import grpc
+
+from inferfleet_proto.admin.v1 import fleet_pb2, fleet_pb2_grpc
+
+TIMEOUT_S = 2.0
+TOKEN_KEY = "inferfleet-fleet-token"
+
+
+async def list_engines(admin: str, token: str) -> dict[str, Any]:
+    """{"engines": […]}, and "engines_error" if the balancer does not answer."""
+    async with grpc.aio.insecure_channel(admin) as channel:
+        stub = fleet_pb2_grpc.FleetStub(channel)
+        try:
+            reply = await stub.ListEngines(
+                fleet_pb2.ListEnginesRequest(), timeout=TIMEOUT_S, metadata=((TOKEN_KEY, token),)
+            )
+        except grpc.aio.AioRpcError as error:
+            return {"engines": [], "engines_error": f"{error.code().name}: {error.details()}"}
+    return {"engines": [engine_json(view) for view in reply.engines]}
+
+
+def engine_json(view: fleet_pb2.EngineView) -> dict[str, Any]:
+    """One engine, in the terms of its own reports."""
+    info, load = view.info, view.load
+    return {
+        "engine_id": info.engine_id,
+        "state": view.state,
+        "registered": view.registered,
+        "address": info.address,
+        "model": info.model,
+        "model_revision": info.model_revision,
+        "dtype": info.dtype,
+        "deterministic": info.deterministic,
+        "numerics_id": info.numerics_id,
+        "max_model_len": info.max_model_len,
+        "block_size": info.block_size,
+        "in_flight": view.in_flight,
+        "waiting": load.waiting_requests,
+        "running": load.running_requests,
+        "held_blocks": load.held_blocks,
+        "total_blocks": load.total_blocks or info.num_blocks,
+        "placement_version": load.placement_version,
+        "draining": load.draining or info.draining,
+    }

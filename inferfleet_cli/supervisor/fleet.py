@@ -1,0 +1,215 @@
+"""The supervisor: a fleet's whole life in one object, `start` to `stop`."""
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from inferfleet_cli.supervisor import ports
+from inferfleet_cli.supervisor.child import Child
+from inferfleet_cli.supervisor.control import ControlServer
+from inferfleet_cli.supervisor.engine_list import list_engines
+from inferfleet_cli.supervisor.options import Addresses, Options, Planner, plan, service_names
+from inferfleet_cli.supervisor.otlp_receiver import OtlpReceiver
+from inferfleet_cli.supervisor.state_dir import StateDir
+from inferfleet_cli.supervisor.stores import Store, make_stores
+from inferfleet_cli.supervisor.trace_json import trace_json
+from inferfleet_cli.supervisor.trace_store import TraceStore
+
+HOST = "127.0.0.1"
+REPOSITORY = Path(__file__).resolve().parents[2]
+STOP_MARGIN_S = 5.0
+PATIENCE_LINE_S = 20.0
+
+
+class Fleet:
+    """Owns every process of one fleet, its state directory and its traces."""
+
+    def __init__(
+        self, options: Options, say: Callable[[str], None], planner: Planner = plan
+    ) -> None:
+        """`say` gets one line for a person at a time; `planner` names the processes to run."""
+        self.options = options
+        self._planner = planner
+        self.traces = TraceStore()
+        self._say = say
+        self._state = StateDir(options.state_dir)
+        self._otlp = OtlpReceiver(self.traces)
+        self._control: ControlServer | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stores")
+        self._stores: list[Store] = []
+        self._children: list[Child] = []
+        self._started = time.time()
+        self.addresses: Addresses | None = None
+
+    def claim(self) -> None:
+        """Take the state directory; `start` does so too, this is to fail before anything is said.
+
+        Raises:
+            CliError: another fleet has it, or it cannot be used.
+        """
+        self._state.claim()
+
+    async def start(self) -> Addresses:
+        """Return when the fleet serves.
+
+        Raises:
+            CliError: it cannot; whatever was started is left to `stop`.
+        """
+        self.claim()
+        at = await self._choose_addresses()
+        self.addresses = at
+        self._control = ControlServer(
+            self._state.token(), {"status": self._on_status, "trace": self._on_trace}
+        )
+        control_port = await self._control.start()
+        await self._start_stores(at)
+        await self._start_services(at)
+        self._state.write_record(self._record(at, control_port))
+        return at
+
+    async def stop(self) -> None:
+        """Drain and end everything, the gateway first; idempotent, also after a failed start."""
+        grace_s = self.options.grace_s + STOP_MARGIN_S
+        for group in _stop_order(self._children):
+            await asyncio.gather(*(child.stop(grace_s) for child in group))
+        for store in self._stores:
+            await store.stop()
+        self._children, self._stores = [], []
+        await self._otlp.stop()
+        if self._control is not None:
+            await self._control.stop()
+        self._thread.shutdown(wait=False)
+        self._state.release()
+
+    def kill(self) -> None:
+        """End everything at once, whatever is lost."""
+        for child in self._children:
+            child.kill()
+        for store in self._stores:
+            store.kill()
+
+    def status(self) -> dict[str, Any]:
+        """What runs, without asking anyone."""
+        statuses = [store.status() for store in self._stores]
+        statuses += [child.status() for child in self._children]
+        at = self.addresses
+        return {
+            "running": True,
+            "state_dir": str(self._state.root),
+            "supervisor_pid": os.getpid(),
+            "uptime_s": round(time.time() - self._started, 3),
+            "gateway": {"grpc": at.gateway, "http": f"http://{at.http}"} if at else {},
+            "services": [dataclasses.asdict(status) for status in statuses],
+            "traces": len(self.traces),
+        }
+
+    async def _choose_addresses(self) -> Addresses:
+        wanted = self.options
+        port = self._say_if_moved("gRPC", wanted.port, ports.next_free(wanted.port))
+        http = ports.next_free(wanted.http_port, avoid={port})
+        self._say_if_moved("HTTP", wanted.http_port, http)
+        free = iter(ports.take(5 + wanted.engines, avoid={port, http}))
+        redis, etcd, kvcache, balancer, admin = (f"{HOST}:{next(free)}" for _ in range(5))
+        return Addresses(
+            gateway=f"{HOST}:{port}",
+            http=f"{HOST}:{http}",
+            redis=redis,
+            etcd=etcd,
+            kvcache=kvcache,
+            balancer=balancer,
+            admin=admin,
+            engines=tuple(f"{HOST}:{one}" for one in free),
+            otlp=await self._otlp.start(f"{HOST}:0"),
+        )
+
+    def _say_if_moved(self, what: str, wanted: int, got: int) -> int:
+        if wanted not in (0, got):
+            self._say(f"Port {wanted} ({what}) is taken: using {got}")
+        return got
+
+    async def _start_stores(self, at: Addresses) -> None:
+        chosen = (_port(at.redis), _port(at.etcd))
+        self._stores = make_stores(self._state, chosen, self._thread, self._say)
+        for store in self._stores:
+            seconds = await store.start()
+            self._say(_ready_line(store.name, seconds, store.status().address, store.note))
+
+    async def _start_services(self, at: Addresses) -> None:
+        names = service_names(self.options.engines)
+        ready = {name: self._state.ready_file(name) for name in names}
+        for service in self._planner(self.options, at, self._state.token_file, ready):
+            child = Child(
+                service,
+                log_file=self._state.log_file(service.name),
+                ready_file=ready[service.name],
+                cwd=REPOSITORY,
+                on_event=self._say,
+            )
+            self._children.append(child)
+            await child.start()
+        waits = [asyncio.create_task(self._say_when_ready(child)) for child in self._children]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
+
+    async def _say_when_ready(self, child: Child) -> None:
+        task = asyncio.ensure_future(child.wait_ready())
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=PATIENCE_LINE_S)
+                if not task.done():
+                    log = self._state.log_file(child.name)
+                    self._say(f"  {child.name:<10} still starting … (log: {log})")
+        finally:
+            task.cancel()
+        self._say(_ready_line(child.name, task.result(), child.status().address, ""))
+
+    def _record(self, at: Addresses, control_port: int) -> dict[str, Any]:
+        return {
+            "supervisor_pid": os.getpid(),
+            "control_port": control_port,
+            "gateway": at.gateway,
+            "http": f"http://{at.http}",
+            "otlp": f"http://{at.otlp}",
+            "admin": at.admin,
+            "etcd": at.etcd,
+            "redis": f"redis://{at.redis}/0",
+        }
+
+    async def _on_status(self, _: dict[str, Any]) -> dict[str, Any]:
+        admin = self.addresses.admin if self.addresses else ""
+        return {**self.status(), **await list_engines(admin, self._state.token())}
+
+    async def _on_trace(self, request: dict[str, Any]) -> dict[str, Any]:
+        key = str(request.get("request_id", ""))
+        spans = self.traces.find(key)
+        if not spans:
+            return {
+                "error": f"no trace of {key}: only recent requests are kept, and a trace"
+                " arrives a moment after its request"
+            }
+        return trace_json(spans)
+
+
+def _stop_order(children: list[Child]) -> list[list[Child]]:
+    """Who takes requests goes first; the engines together."""
+    by_kind: dict[str, list[Child]] = {}
+    for child in children:
+        by_kind.setdefault(child.name.partition("-")[0], []).append(child)
+    return [by_kind[k] for k in ("gateway", "balancer", "engine", "kvcache") if k in by_kind]
+
+
+def _ready_line(name: str, seconds: float, address: str, note: str) -> str:
+    return f"  {name:<10} ready in {seconds:5.1f} s   {address:<22}{note}".rstrip()
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])

@@ -1,0 +1,80 @@
+"""What can be refused before anything is started: keys, values, files and the model's header.
+
+In this process and without tensors: a second per service would be felt at each start.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor.options import Addresses, Options, keys_of, service_names
+from services.balancer.config import BalancerConfig
+from services.common.config.near_miss import meant
+from services.common.config.settings import ConfigError, check_files, resolve
+from services.engine.contract.model_config import ModelFileError
+from services.engine.front.config import FrontConfig
+from services.engine.model_files.gguf_header import read_header
+from services.engine.model_files.known_models import find_model
+from services.gateway.config import GatewayConfig
+from services.kvcache.config import KvCacheConfig
+
+CLASSES: Mapping[str, type[Any]] = {
+    "engine": FrontConfig,
+    "balancer": BalancerConfig,
+    "kvcache": KvCacheConfig,
+    "gateway": GatewayConfig,
+}
+_SOMEWHERE = "127.0.0.1:1"
+_NO_FILE = Path(os.devnull)
+"""Stands for the token and the ready files, which a start makes."""
+
+
+def check(options: Options, cwd: Path) -> None:
+    """Read the configuration of every service as it will in `cwd`, and look for the model.
+
+    Raises:
+        CliError: with status 2, what a service would refuse later.
+    """
+    names = service_names(options.engines)
+    _check_settings(options, names)
+    alike = [field.name for field in dataclasses.fields(Addresses) if field.name != "engines"]
+    at = Addresses(engines=(_SOMEWHERE,) * options.engines, **dict.fromkeys(alike, _SOMEWHERE))
+    models = set()
+    with contextlib.chdir(cwd):
+        for name, keys in keys_of(options, at, _NO_FILE, dict.fromkeys(names, _NO_FILE)).items():
+            kind = name.partition("-")[0]
+            flags = {key.replace("-", "_"): value for key, value in keys.items()}
+            try:
+                config = resolve(CLASSES[kind], flags).config
+                check_files(config)
+            except ConfigError as error:
+                raise CliError(f"{kind}: {error}", status=2) from error
+            if isinstance(config, FrontConfig) and not config.simulate:
+                models.add(config.model)
+        for model in sorted(models):
+            _check_model(model)
+
+
+def _check_settings(options: Options, names: list[str]) -> None:
+    for service, key, value in options.settings:
+        where = f"--set {service}.{key}={value}"
+        if service not in (*CLASSES, *names):
+            hint = meant(service, (*CLASSES, *names))
+            raise CliError(f"{where}: {service}: no such service{hint}", status=2)
+        known = [field.name for field in dataclasses.fields(CLASSES[service.partition("-")[0]])]
+        if key.replace("-", "_") not in (*known, "config"):
+            hint = meant(key.replace("-", "_"), known)
+            raise CliError(f"{where}: {service}.{key}: no such key{hint}", status=2)
+
+
+def _check_model(model: str) -> None:
+    try:
+        found = find_model(model)
+        if found.path.is_file():
+            read_header(found.path)
+    except (ModelFileError, OSError) as error:
+        raise CliError(f"engine: {error}", status=2) from error

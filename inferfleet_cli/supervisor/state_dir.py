@@ -1,0 +1,183 @@
+"""The state directory: who runs here, where it listens, its logs and its token.
+
+supervisor.lock   held while a fleet runs, with its supervisor's process id
+fleet.json        what runs where; written by the supervisor alone, whole or not at all
+fleet.token       shown by members of the fleet to each other, mode 0600
+logs/ ready/      a log and a ready file per service
+redis/ etcd/      the stores' data, emptied at each start
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from inferfleet_cli.errors import CliError
+
+DEFAULT = Path(".inferfleet")
+
+
+class StateDir:
+    """One fleet's directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.logs = self.root / "logs"
+        self.token_file = self.root / "fleet.token"
+        self._record = self.root / "fleet.json"
+        self._lock_file = self.root / "supervisor.lock"
+        self._lock: IO[str] | None = None
+
+    def claim(self) -> None:
+        """Become the one supervisor of this directory and empty it of an earlier run's remains.
+
+        Idempotent.
+
+        Raises:
+            CliError: another fleet runs here, or the directory cannot be written.
+        """
+        if self._lock is not None:
+            return
+        self.make()
+        try:
+            lock = self._lock_file.open("a")
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise self._taken() from None
+        self._lock = lock
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._record.unlink(missing_ok=True)
+        for name in ("ready", "redis", "etcd"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+            (self.root / name).mkdir()
+        self._write_token()
+
+    def make(self) -> None:
+        """Have the directory and its logs/.
+
+        Raises:
+            CliError: that is not possible.
+        """
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def require_free(self) -> None:
+        """Raises:
+        CliError: another fleet runs here.
+        """
+        if self.is_claimed():
+            raise self._taken()
+
+    def release(self) -> None:
+        """Let another supervisor have the directory; idempotent, and nothing without a claim."""
+        if self._lock is None:
+            return
+        self._record.unlink(missing_ok=True)
+        self.token_file.unlink(missing_ok=True)
+        self._lock.close()
+        self._lock = None
+
+    def remove(self) -> None:
+        """Delete what a fleet left here, then each emptied folder; what is not ours stays.
+
+        Raises:
+            CliError: another fleet runs here.
+        """
+        self.claim()
+        for name in ("logs", "ready", "redis", "etcd"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        self.release()
+        self._lock_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            self.root.rmdir()
+
+    def is_claimed(self) -> bool:
+        """Whether a supervisor, of whatever process, holds the directory now."""
+        try:
+            with self._lock_file.open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def owner_pid(self) -> int | None:
+        """The supervisor's process, from its start to its end; None if there is none."""
+        if not self.is_claimed():
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            return int(self._lock_file.read_text())
+        return None
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Replace fleet.json."""
+        scratch = self._record.with_suffix(".tmp")
+        scratch.write_text(json.dumps(record, indent=2))
+        scratch.replace(self._record)
+
+    def read_record(self) -> dict[str, Any] | None:
+        """What runs here, or None if nothing does."""
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads(self._record.read_text())
+            if isinstance(record, dict) and self.is_claimed():
+                return record
+        return None
+
+    def token(self) -> str:
+        """The fleet's token."""
+        return self.token_file.read_text().strip()
+
+    def log_file(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def ready_file(self, name: str) -> Path:
+        return self.root / "ready" / f"{name}.json"
+
+    def data_dir(self, store: str) -> Path:
+        return self.root / store
+
+    def _taken(self) -> CliError:
+        return CliError(
+            f"a fleet already runs in {self.root}: stop it with"
+            f" `inferfleet down{flag(self.root)}`, or choose another --state-dir"
+        )
+
+    def _unusable(self, error: OSError) -> CliError:
+        return CliError(f"cannot use the state directory {self.root}: {error}")
+
+    def _write_token(self) -> None:
+        self.token_file.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(self.token_file, flags, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(32))
+
+
+def flag(root: Path) -> str:
+    """What a command line needs to name this directory; "" for the default one."""
+    return "" if root == DEFAULT else f" --state-dir {shlex.quote(str(root))}"
+
+
+def require_record(root: Path) -> dict[str, Any]:
+    """What runs in a state directory.
+
+    Raises:
+        CliError: nothing does.
+    """
+    record = StateDir(root).read_record()
+    if record is None:
+        raise CliError(f"no fleet runs in {root}: start one with `inferfleet up{flag(root)}`")
+    return record

@@ -1,0 +1,119 @@
+"""Redis and etcd of a local fleet, kept running like the services."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor import dev_backends
+from inferfleet_cli.supervisor.child import GOOD_RUN_S, ChildStatus, restart_delay_s
+from inferfleet_cli.supervisor.state_dir import StateDir
+
+POLL_S = 0.25
+BLOCKING_STOP_S = 5.0
+
+
+class Store:
+    """One backing server; all its blocking calls run on `thread`.
+
+    The thread must live as long as the server: on Linux its end would end the server too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server: dev_backends.ServerProcess,
+        thread: ThreadPoolExecutor,
+        on_event: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.note = server.binary.note
+        self._server = server
+        self._thread = thread
+        self._on_event = on_event
+        self._watcher: asyncio.Task[None] | None = None
+        self._restarts = 0
+        self._since = time.monotonic()
+
+    async def start(self) -> float:
+        """Return when it answers; the seconds that took.
+
+        Raises:
+            CliError: it does not come up.
+        """
+        self._since = time.monotonic()
+        await self._launch()
+        self._watcher = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+        return time.monotonic() - self._since
+
+    async def stop(self) -> None:
+        """End it; idempotent."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait({self._watcher})
+            self._watcher = None
+        await self._call(lambda: self._server.stop(BLOCKING_STOP_S))
+
+    def kill(self) -> None:
+        """SIGKILL, now."""
+        self._server.kill()
+
+    def status(self) -> ChildStatus:
+        running = self._server.running
+        return ChildStatus(
+            name=self.name,
+            state="ready" if running else "restarting",
+            pid=self._server.pid,
+            address=self._server.address,
+            metrics_address="",
+            restarts=self._restarts,
+            uptime_s=time.monotonic() - self._since,
+        )
+
+    async def _keep(self) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(POLL_S)
+            if self._server.running:
+                continue
+            failures = 1 if time.monotonic() - self._since > GOOD_RUN_S else failures + 1
+            delay = restart_delay_s(failures)
+            self._on_event(f"{self.name} ended; starting it again in {delay:g} s")
+            await asyncio.sleep(delay)
+            self._restarts += 1
+            self._since = time.monotonic()
+            try:
+                await self._launch()
+                self._on_event(f"{self.name} is back")
+            except CliError as error:
+                self._on_event(str(error))
+
+    async def _launch(self) -> None:
+        try:
+            await self._call(self._server.launch)
+        except dev_backends.BackingError as error:
+            raise CliError(f"{self.name}: {error}") from error
+
+    async def _call(self, function: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+def make_stores(
+    state: StateDir,
+    ports: tuple[int, int],
+    thread: ThreadPoolExecutor,
+    on_event: Callable[[str], None],
+) -> list[Store]:
+    """Redis and etcd of this machine, on the given ports, with empty data.
+
+    Raises:
+        CliError: a server is missing; the message says how to get one.
+    """
+    try:
+        redis_binary, etcd_binary = dev_backends.find_redis(), dev_backends.find_etcd()
+    except dev_backends.BackingError as error:
+        raise CliError(str(error)) from error
+    redis = dev_backends.RedisProcess(redis_binary, state.data_dir("redis"), ports[0], {})
+    etcd = dev_backends.EtcdProcess(etcd_binary, state.data_dir("etcd"), ports[1], ())
+    return [Store("redis", redis, thread, on_event), Store("etcd", etcd, thread, on_event)]

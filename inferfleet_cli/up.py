@@ -1,0 +1,214 @@
+"""`inferfleet up`: a whole fleet on this machine, until Ctrl-C or `inferfleet down`."""
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor import state_dir
+from inferfleet_cli.supervisor.options import DRAIN_GRACE_S, Options, threads_per_engine
+from inferfleet_cli.supervisor.other_process import ended
+
+if TYPE_CHECKING:
+    from inferfleet_cli.supervisor.fleet import Fleet
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EXAMPLES = """\
+examples:
+  inferfleet up                                  two engines with the small default model
+  inferfleet up --engines 1 --dtype bfloat16 --model ~/models/Qwen3-0.6B
+  inferfleet up --set engine.max_num_seqs=8 --set balancer.policy=round_robin
+  inferfleet up --detach && inferfleet status && inferfleet down
+
+Each service's keys: python -m services.engine --help (gateway, balancer, kvcache).
+"""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "up",
+        help="start a whole fleet on this machine",
+        description="Start Redis, etcd, the KV-cache service, a balancer, engines and a gateway,\n"
+        "restart what fails, and keep recent traces for `inferfleet trace`.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_fleet_options(parser)
+    parser.add_argument(
+        "--detach", action="store_true", help="return when the fleet serves; `down` stops it"
+    )
+    parser.add_argument(
+        "--end-with",
+        type=int,
+        metavar="PID",
+        help="stop the fleet when that process ends, in whatever way: for scripts and tests",
+    )
+    parser.add_argument(
+        "--in-background", dest="detached", action="store_true", help=argparse.SUPPRESS
+    )
+    parser.set_defaults(run=run)
+
+
+def add_fleet_options(parser: argparse.ArgumentParser) -> None:
+    """Flags that `up` and `demo` share."""
+    parser.add_argument("--engines", type=int, default=2, metavar="N", help="default 2")
+    parser.add_argument(
+        "--model", default="", metavar="PATH|NAME", help="a folder, a .gguf file or a known name"
+    )
+    parser.add_argument(
+        "--dtype", default="float32", help="float32 (default), bfloat16, float16 or int8"
+    )
+    parser.add_argument(
+        "--port", type=int, default=50051, help="gRPC port of the gateway; default 50051, 0: any"
+    )
+    parser.add_argument(
+        "--http-port", type=int, default=8080, help="HTTP port; default 8080, 0: any"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=DRAIN_GRACE_S,
+        metavar="S",
+        help="how long running streams may take at the end; default 10",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_setting,
+        dest="settings",
+        metavar="SERVICE.KEY=VALUE",
+        help="a further key of a service (engine, engine-1, balancer, …); repeatable",
+    )
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """Checked options.
+
+    Raises:
+        CliError: a value that cannot be used, or this is not a checkout.
+    """
+    if not (REPOSITORY / "services" / "gateway").is_dir():
+        raise CliError(
+            "a fleet needs the services, which this installation (the client alone) does not"
+            " have: clone the repository and run `make up` there"
+        )
+    if not 1 <= args.engines <= 64:
+        raise CliError(f"--engines: must be between 1 and 64, got {args.engines}", status=2)
+    for flag, port in (("--port", args.port), ("--http-port", args.http_port)):
+        if not 0 <= port <= 65535:
+            raise CliError(f"{flag}: must be between 0 and 65535, got {port}", status=2)
+    if not 0 <= args.grace <= 3600:
+        raise CliError(f"--grace: must be between 0 and 3600, got {args.grace:g}", status=2)
+    path = Path(args.model).expanduser()
+    options = Options(
+        state_dir=args.state_dir,
+        engines=args.engines,
+        model=str(path.absolute()) if args.model and path.exists() else args.model,
+        dtype=args.dtype,
+        port=args.port,
+        http_port=args.http_port,
+        grace_s=args.grace,
+        settings=tuple(args.settings),
+    )
+    from inferfleet_cli.supervisor import preflight
+
+    preflight.check(options, REPOSITORY)
+    return options
+
+
+def run(args: argparse.Namespace) -> int:
+    options = options_of(args)
+    if args.detach and not args.detached:
+        from inferfleet_cli.detach import start_detached
+
+        return start_detached(options.state_dir)
+
+    async def serve(fleet: "Fleet") -> int:
+        say(_serving(fleet) + ("" if args.detached else "\nCtrl-C stops the fleet."))
+        await asyncio.Event().wait()
+        return 0
+
+    return asyncio.run(with_fleet(options, serve, end_with=args.end_with))
+
+
+async def with_fleet(
+    options: Options,
+    body: Callable[["Fleet"], Awaitable[int]],
+    *,
+    end_with: int | None = None,
+) -> int:
+    """Start a fleet, run `body` or until a signal, stop the fleet; the body's status.
+
+    A second signal cuts running streams. The end of the process `end_with` is like a signal, also
+    while the fleet is being started.
+
+    Raises:
+        CliError: it cannot be started; one that finds the directory taken has said nothing.
+    """
+    from inferfleet_cli.supervisor.fleet import Fleet
+
+    fleet = Fleet(options, say)
+    fleet.claim()
+    threads = threads_per_engine(options.engines)
+    plural = "" if options.engines == 1 else "s"
+    say(f"Starting a fleet of {options.engines} engine{plural}, {threads} CPU thread(s) each")
+    work = asyncio.ensure_future(_start_and(fleet, body))
+    told = False
+
+    def on_signal() -> None:
+        nonlocal told
+        if told or work.done():
+            fleet.kill()
+        told = True
+        work.cancel()
+
+    loop = asyncio.get_running_loop()
+    for signum in STOP_SIGNALS:
+        loop.add_signal_handler(signum, on_signal)
+    others = set() if end_with is None else {asyncio.ensure_future(ended(end_with))}
+    try:
+        await asyncio.wait({work, *others}, return_when=asyncio.FIRST_COMPLETED)
+        work.cancel()  # unless it is done
+        await asyncio.wait({work})
+    finally:
+        for other in others:
+            other.cancel()
+        say("Stopping …")
+        await fleet.stop()
+        say("Stopped; no process is left")
+    return 0 if work.cancelled() else work.result()
+
+
+async def _start_and(fleet: "Fleet", body: Callable[["Fleet"], Awaitable[int]]) -> int:
+    await fleet.start()
+    return await body(fleet)
+
+
+def _serving(fleet: "Fleet") -> str:
+    at, root = fleet.addresses, fleet.options.state_dir
+    assert at is not None
+    return (
+        f"\nServing\n  gRPC   {at.gateway}   (inferfleet.v1.Inference)\n"
+        f"  HTTP   http://{at.http}/v1   (OpenAI-compatible)\n"
+        f"  logs   {root}/logs\n"
+        f'Try  inferfleet generate --chat "What is the capital of France?"{state_dir.flag(root)}'
+    )
+
+
+def say(line: str) -> None:
+    """Progress for a person."""
+    print(line, flush=True)
+
+
+def _setting(text: str) -> tuple[str, str, str]:
+    name, equals, value = text.partition("=")
+    service, dot, key = name.partition(".")
+    if not (equals and dot and service and key):
+        raise argparse.ArgumentTypeError(f"expected SERVICE.KEY=VALUE, got {text!r}")
+    return service, key, value

@@ -1,0 +1,127 @@
+"""Attention over paged blocks, for prefills, chunks and decodes alike.
+
+A block holds, per key head, keys as [D, positions] and values as [positions, D], so that scores
+and weighted sums are both products of small tiles. A row meets its blocks in order and one by one:
+what it gets does not depend on the rows beside it, on chunks, or on what was cached.
+"""
+
+import math
+
+from numpy import float32
+
+from kernels.compiled import job as j
+from kernels.compiled.primitives import compiled, floats, ints
+from kernels.compiled.products import small_product
+from kernels.compiled.rows import rms_norm, rotate, soften
+from kernels.compiled.tiles import ADD, STORE
+
+_NOTHING = float32(-math.inf)
+
+
+@compiled
+def place_row(job: int, layer: int, row: int) -> None:
+    """Norm and rotate one row's heads; write its keys and values into their block."""
+    table, own = ints(job), ints(layer)
+    heads, kv_heads, dim, block = table[j.HEADS], table[j.KV_HEADS], table[j.DIM], table[j.BLOCK]
+    constants = floats(table[j.CONSTANTS])
+    at = table[j.WIDE] + 4 * table[j.WIDE_STRIDE] * row
+    turns = table[j.TURNS] + 4 * dim * row
+    for head in range(heads + kv_heads):
+        here = at + 4 * dim * head
+        norm = own[j.Q_NORM] if head < heads else own[j.K_NORM]
+        if norm:
+            rms_norm(here, norm, dim, constants[0], here)
+        rotate(here, turns, dim // 2, constants[1] if head < heads else float32(1.0))
+    slot = ints(table[j.SLOTS])[row]
+    base = own[j.CACHE] + 4 * (slot // block) * 2 * kv_heads * dim * block
+    offset = slot % block
+    for head in range(kv_heads):
+        key = floats(at + 4 * dim * (heads + head))
+        value = floats(at + 4 * dim * (heads + kv_heads + head))
+        keys = floats(base + 4 * dim * block * head)
+        values = floats(base + 4 * dim * (block * (kv_heads + head) + offset))
+        for i in range(dim):
+            keys[i * block + offset] = key[i]
+            values[i] = value[i]
+
+
+@compiled
+def attend(job: int, layer: int, tile: int, kv_head: int, scratch: int) -> None:
+    """A tile of one sequence's rows, with the query heads of one key head."""
+    table, own = ints(job), ints(layer)
+    dim, block, kv_heads = table[j.DIM], table[j.BLOCK], table[j.KV_HEADS]
+    group = table[j.HEADS] // kv_heads
+    chosen = ints(table[j.TILES] + 16 * tile)
+    seq = ints(table[j.SEQS] + 24 * chosen[0])
+    first = seq[0] + chosen[1]
+    count = min(table[j.TILE_ROWS], seq[1] - chosen[1])
+    position = seq[2] + chosen[1]
+    rows = count * group
+    queries = scratch
+    scores = queries + 4 * dim * table[j.TILE_ROWS] * group
+    sums = scores + 4 * block * table[j.TILE_ROWS] * group
+    state = sums + 4 * dim * table[j.TILE_ROWS] * group
+    begin(job, first, count, kv_head, queries, sums, state)
+    window = own[j.WINDOW]
+    start = max(0, position - window + 1) // block if window else 0
+    blocks = ints(table[j.TABLES] + 8 * table[j.TABLES_STRIDE] * chosen[0])
+    for index in range(start, (position + count - 1) // block + 1):
+        base = own[j.CACHE] + 4 * blocks[index] * 2 * kv_heads * dim * block
+        keys = base + 4 * dim * block * kv_head
+        values = base + 4 * dim * block * (kv_heads + kv_head)
+        small_product(queries, 4 * dim, rows, keys, 4 * block, dim, scores, 4 * block, block, STORE)
+        if window or (index + 1) * block - 1 > position:
+            hide(scores, rows, group, block, index * block, position, window)
+        for row in range(rows):
+            soften(scores + 4 * block * row, block, state + 8 * row, sums + 4 * dim * row, dim)
+        small_product(scores, 4 * block, rows, values, 4 * dim, block, sums, 4 * dim, dim, ADD)
+    finish(job, first, count, kv_head, sums, state)
+
+
+@compiled
+def begin(
+    job: int, first: int, count: int, kv_head: int, queries: int, sums: int, state: int
+) -> None:
+    """Queries side by side; nothing summed yet."""
+    table = ints(job)
+    dim = table[j.DIM]
+    group = table[j.HEADS] // table[j.KV_HEADS]
+    wanted, done, own = floats(queries), floats(sums), floats(state)
+    for row in range(count):
+        at = table[j.WIDE] + 4 * (table[j.WIDE_STRIDE] * (first + row) + dim * group * kv_head)
+        given = floats(at)
+        for i in range(dim * group):
+            wanted[dim * group * row + i] = given[i]
+            done[dim * group * row + i] = float32(0.0)
+    for row in range(count * group):
+        own[2 * row], own[2 * row + 1] = _NOTHING, float32(0.0)
+
+
+@compiled
+def hide(
+    scores: int, rows: int, group: int, block: int, begins: int, position: int, window: int
+) -> None:
+    """Later positions than a row's own, and those before its window, have no weight."""
+    for row in range(rows):
+        values = floats(scores + 4 * block * row)
+        own = position + row // group
+        for i in range(block):
+            if begins + i > own or (window and begins + i <= own - window):
+                values[i] = _NOTHING
+
+
+@compiled
+def finish(job: int, first: int, count: int, kv_head: int, sums: int, state: int) -> None:
+    """Weighted sums over their total weight, to where the output's product reads them."""
+    table = ints(job)
+    dim = table[j.DIM]
+    group = table[j.HEADS] // table[j.KV_HEADS]
+    for row in range(count):
+        at = table[j.WORK] + 4 * (table[j.WORK_STRIDE] * (first + row) + dim * group * kv_head)
+        out = floats(at)
+        for head in range(group):
+            own = row * group + head
+            total = floats(state)[2 * own + 1]
+            values = floats(sums + 4 * dim * own)
+            for i in range(dim):
+                out[dim * head + i] = values[i] / total

@@ -1,0 +1,212 @@
+"""Products of small tiles whose sums stay in registers: emitted as vector instructions.
+
+A row's sums are added in the order of k, alone, whatever the other rows of its tile are: so a
+result does not depend on how many rows are computed together.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from kernels.compiled.machine import PANEL_VECTORS, machine
+from kernels.compiled.primitives import F32, I32, I64, POINTER, operation
+
+_I8 = ir.IntType(8)
+STORE, ADD = 0, 1
+
+
+Step = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
+
+
+class _Emitter:
+    """What tiles are made of."""
+
+    def __init__(self, builder: ir.IRBuilder, lanes: int) -> None:
+        self.b = builder
+        self.lanes = lanes
+        self.floats = ir.VectorType(F32, lanes)
+        self.ints = ir.VectorType(I32, lanes)
+
+    def at(self, address: ir.Value, offset: ir.Value | int) -> ir.Value:
+        """Pointer to `address` + `offset` bytes."""
+        if isinstance(offset, int):
+            offset = I64(offset)
+        base = self.b.inttoptr(address, POINTER)
+        return self.b.gep(base, [offset], source_etype=_I8)
+
+    def read(self, pointer: ir.Value, kind: ir.Type) -> ir.Value:
+        """A value of any alignment."""
+        return self.b.load(pointer, align=4 if kind in (F32, I32) else 1, typ=kind)
+
+    def write(self, value: ir.Value, pointer: ir.Value) -> None:
+        self.b.store(value, pointer, align=4)
+
+    def spread(self, value: ir.Value, kind: ir.VectorType) -> ir.Value:
+        """One value in all lanes."""
+        first = self.b.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
+        zeros = ir.Constant(ir.VectorType(I32, self.lanes), [I32(0)] * self.lanes)
+        return self.b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
+
+    def call(self, name: str, kind: ir.Type, *operands: ir.Value) -> ir.Value:
+        """An intrinsic of LLVM."""
+        module = self.b.module
+        callee = module.globals.get(name)
+        if callee is None:
+            made = ir.FunctionType(kind, [operand.type for operand in operands])
+            callee = ir.Function(module, made, name)
+        return self.b.call(callee, operands)
+
+    def fused(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """a * b + c, rounded once."""
+        return self.call(f"llvm.fma.v{self.lanes}f32", self.floats, a, b, c)
+
+    def loop(self, count: ir.Value, begin: Sequence[ir.Value], step: Step) -> list[ir.Value]:
+        """`step(i, values) -> values`, count times over values that stay in registers."""
+        before = self.b.block
+        head = self.b.append_basic_block("tile")
+        after = self.b.append_basic_block("sums")
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        index = self.b.phi(I64)
+        index.add_incoming(I64(0), before)
+        values = [self.b.phi(value.type) for value in begin]
+        for phi, value in zip(values, begin, strict=True):
+            phi.add_incoming(value, before)
+        made = step(index, values)
+        following = self.b.add(index, I64(1))
+        index.add_incoming(following, self.b.block)
+        for phi, value in zip(values, made, strict=True):
+            phi.add_incoming(value, self.b.block)
+        self.b.cbranch(self.b.icmp_signed("<", following, count), head, after)
+        self.b.position_at_end(after)
+        return made
+
+    def put(self, made: Sequence[tuple[ir.Value, ir.Value]], mode: ir.Value) -> None:
+        """Store pairs of value and pointer, or add the values to what is there."""
+        adds = self.b.icmp_signed("==", mode, I64(ADD))
+        with self.b.if_else(adds) as (then, other):
+            with then:
+                for value, pointer in made:
+                    self.write(self.b.fadd(self.read(pointer, self.floats), value), pointer)
+            with other:
+                for value, pointer in made:
+                    self.write(value, pointer)
+
+
+def _by_rows(build_tile: Any, most: int, operands: int) -> Any:
+    """An operation whose first operand says how many rows the tile has, 1 to `most`."""
+
+    def build(builder: ir.IRBuilder, rows: ir.Value, *given: ir.Value) -> None:
+        done = builder.append_basic_block("done")
+        choice = builder.switch(rows, done)
+        for count in range(1, most + 1):
+            block = builder.append_basic_block(f"rows{count}")
+            choice.add_case(I64(count), block)
+            builder.position_at_end(block)
+            build_tile(builder, count, *given)
+            builder.branch(done)
+        builder.position_at_end(done)
+
+    return operation(build, types.void, *[types.int64] * (operands + 1))
+
+
+def _float_tile(vectors: int, lanes: int, most: int) -> Any:
+    """(rows, a, bytes a row, b, bytes a row, k, c, bytes a row, mode): c [rows, vectors * lanes]
+    = or += a [rows, k] times b [k, vectors * lanes], all float32."""
+
+    def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
+        a, row_a, b, row_b, k, c, row_c, mode = given
+        e = _Emitter(builder, lanes)
+        cells = [(r, v) for r in range(rows) for v in range(vectors)]
+        starts = [builder.add(a, builder.mul(row_a, I64(r))) for r in range(rows)]
+
+        def step(index: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            line = builder.mul(index, row_b)
+            weights = [
+                e.read(e.at(b, builder.add(line, I64(4 * lanes * v))), e.floats)
+                for v in range(vectors)
+            ]
+            place = builder.mul(index, I64(4))
+            factors = [e.spread(e.read(e.at(s, place), F32), e.floats) for s in starts]
+            return [e.fused(factors[r], weights[v], sums[i]) for i, (r, v) in enumerate(cells)]
+
+        zero = ir.Constant(e.floats, [F32(0.0)] * lanes)
+        sums = e.loop(k, [zero] * len(cells), step)
+        made = []
+        for (r, v), value in zip(cells, sums, strict=True):
+            row = builder.add(c, builder.mul(row_c, I64(r)))
+            made.append((value, e.at(row, 4 * lanes * v)))
+        e.put(made, mode)
+
+    return _by_rows(build, most, 8)
+
+
+def _byte_tile(vectors: int, most: int) -> Any:
+    """(rows, a, bytes a row, scales, corrections, b, b's scales, k / 4, c, bytes a row, mode): c
+    = or += scale of the row * scale of the column * (a's int8 times b's uint8 - 128).
+
+    b is [k / 4, vectors * 16, 4]; a correction is 128 times the sum of a row, in int32.
+    """
+    lanes = 16
+
+    def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
+        a, row_a, scales, corrections, b, scales_b, k, c, row_c, mode = given
+        e = _Emitter(builder, lanes)
+        bytes_of = ir.VectorType(_I8, 4 * lanes)
+        cells = [(r, v) for r in range(rows) for v in range(vectors)]
+        starts = [builder.add(a, builder.mul(row_a, I64(r))) for r in range(rows)]
+
+        def step(index: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            line = builder.mul(index, I64(4 * lanes * vectors))
+            weights = [
+                e.read(e.at(b, builder.add(line, I64(4 * lanes * v))), bytes_of)
+                for v in range(vectors)
+            ]
+            place = builder.mul(index, I64(4))
+            fours = [
+                builder.bitcast(e.spread(e.read(e.at(s, place), I32), e.ints), bytes_of)
+                for s in starts
+            ]
+            return [
+                e.call("llvm.x86.avx512.vpdpbusd.512", e.ints, sums[i], weights[v], fours[r])
+                for i, (r, v) in enumerate(cells)
+            ]
+
+        zero = ir.Constant(e.ints, [I32(0)] * lanes)
+        sums = e.loop(k, [zero] * len(cells), step)
+        made = []
+        columns = [e.read(e.at(scales_b, 4 * lanes * v), e.floats) for v in range(vectors)]
+        for r in range(rows):
+            correction = e.spread(e.read(e.at(corrections, 4 * r), I32), e.ints)
+            scale = e.spread(e.read(e.at(scales, 4 * r), F32), e.floats)
+            row = builder.add(c, builder.mul(row_c, I64(r)))
+            for v in range(vectors):
+                whole = builder.sub(sums[r * vectors + v], correction)
+                value = builder.fmul(builder.sitofp(whole, e.floats), columns[v])
+                made.append((builder.fmul(value, scale), e.at(row, 4 * lanes * v)))
+        e.put(made, mode)
+
+    return _by_rows(build, most, 10)
+
+
+LANES = machine().lanes
+ROWS = machine().rows
+PANEL = PANEL_VECTORS * LANES
+"""Columns of a packed panel."""
+float_panel = _float_tile(PANEL_VECTORS, LANES, ROWS)
+"""Against a panel of a weight."""
+float_line = _float_tile(1, LANES, ROWS)
+"""One vector wide."""
+SHORT = 4
+"""Lanes of the narrowest tile, for what whole vectors do not divide."""
+float_short = _float_tile(1, SHORT, ROWS)
+"""SHORT columns wide."""
+byte_panel = (
+    _byte_tile(PANEL_VECTORS, ROWS)
+    if machine().byte_products
+    else operation(lambda *_: None, types.void, *[types.int64] * 11)
+)
+"""Against a panel of bytes. A machine without byte products gets an empty one, which nobody calls:
+the compiler would end the process over an instruction that does not exist there."""

@@ -1,0 +1,76 @@
+"""Paged attention through torch's scaled_dot_product_attention.
+
+Query heads that share a key head become one batch entry with several heads (prefill) or one head
+with several rows (decode), so keys and values are never copied once per query head.
+"""
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.interface import AttentionGroup, KeptRows
+
+
+def kv_write(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """See kernels.interface.Kernels.kv_write."""
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, kv)
+
+
+def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
+    """See kernels.interface.Kernels.attention."""
+    if group.kept is not None:
+        return _decode_kept(q, kv, cache, group, group.kept)
+    if q.shape[0] == len(group.starts):
+        return _decode(q, kv.shape[1] // 2, cache, group)
+    return _prefill(q, kv, cache, group)
+
+
+def _decode(q: Tensor, kv_heads: int, cache: Tensor, group: AttentionGroup) -> Tensor:
+    """One row a sequence: the query heads of a key head are the rows of one small product."""
+    batch, heads, dim = q.shape
+    history = _gather(cache, group.block_tables)
+    rows = q.view(batch, kv_heads, heads // kv_heads, dim)
+    keys = history[:, :, :kv_heads].transpose(1, 2)
+    values = history[:, :, kv_heads:].transpose(1, 2)
+    out = scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
+    return out.reshape(batch, heads * dim)
+
+
+def _decode_kept(
+    q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, kept: KeptRows
+) -> Tensor:
+    """The same over rows that lie side by side already; only the new ones are copied."""
+    batch, heads, dim = q.shape
+    store = kept.stores[cache.data_ptr()]
+    kv_heads = store.shape[2]
+    for row, table, count in kept.joined:
+        past = cache.index_select(0, table).view(-1, 2, kv_heads, dim)[:count]
+        store[:, row, :, :count] = past.permute(1, 2, 0, 3)
+    store.view(-1, dim).index_copy_(0, kept.slots, kv.reshape(-1, dim))
+    keys, values = store[:, :batch, :, : max(group.starts) + 1].unbind()
+    rows = q.view(batch, kv_heads, heads // kv_heads, dim)
+    out = scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
+    return out.reshape(batch, heads * dim)
+
+
+def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
+    """Several rows of one sequence; without history their own keys are all there is."""
+    length, heads, dim = q.shape
+    kv_heads = kv.shape[1] // 2
+    if not group.causal:
+        kv = _gather(cache, group.block_tables)[0, : group.starts[0] + length]
+    shared = (kv_heads, heads // kv_heads, kv.shape[0], dim)
+    keys = kv[:, :kv_heads].transpose(0, 1).unsqueeze(1).expand(shared)
+    values = kv[:, kv_heads:].transpose(0, 1).unsqueeze(1).expand(shared)
+    rows = q.transpose(0, 1).view(kv_heads, -1, length, dim)
+    out = scaled_dot_product_attention(
+        rows, keys, values, attn_mask=group.mask, is_causal=group.causal
+    )
+    return out.flatten(0, 1).transpose(0, 1).reshape(length, heads * dim)
+
+
+def _gather(cache: Tensor, tables: Tensor) -> Tensor:
+    """[sequences, positions, 2 G, D]: whole blocks in order."""
+    batch, count = tables.shape
+    block = cache.shape[1:]
+    flat = cache.view(cache.shape[0], -1).index_select(0, tables.view(-1))
+    return flat.view(batch, count * block[0], *block[1:])

@@ -1,0 +1,27 @@
+"""The set for CUDA devices.
+
+Prefill attention, dense products and the routing of experts are torch's own (cuBLAS, flash
+attention); what a decode round does around them is in the files beside this one.
+"""
+
+from kernels.interface import Kernels
+from kernels.torch import KERNELS as TORCH
+from kernels.triton.attention import attention
+from kernels.triton.kv_write import kv_write
+from kernels.triton.rms_norm import rms_norm
+from kernels.triton.rope import rope
+from kernels.triton.sample import sample
+from kernels.triton.silu_mul import silu_mul
+
+KERNELS = Kernels(
+    name="triton",
+    rms_norm=rms_norm,
+    rope=rope,
+    kv_write=kv_write,
+    attention=attention,
+    silu_mul=silu_mul,
+    sample=sample,
+    pack=TORCH.pack,
+    route=TORCH.route,
+    combine=TORCH.combine,
+)

@@ -1,0 +1,62 @@
+"""Routing policies by name: each a pure function of a frozen situation and a source of chance.
+
+Others may bring their own: an entry point of the group `inferfleet.policies`, or module:function.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from random import Random
+
+from services.balancer.engines.engine_view import Choice, Situation
+from services.balancer.routing.policies import (
+    least_time,
+    power_of_two,
+    prefix_only,
+    random_choice,
+    round_robin,
+    session,
+)
+
+Policy = Callable[[Situation, Random], Choice]
+
+POLICIES: Mapping[str, Policy] = {
+    "least_time": least_time.choose,
+    "round_robin": round_robin.choose,
+    "random": random_choice.choose,
+    "prefix_only": prefix_only.choose,
+    "power_of_two": power_of_two.choose,
+    "session": session.choose,
+}
+
+ENTRY_POINTS = "inferfleet.policies"
+
+
+class PolicyError(ValueError):
+    """There is no such policy, or it cannot be loaded; the message says why."""
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of a name: one of ours, an entry point's, or module:function.
+
+    Raises:
+        PolicyError: it cannot be had.
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    found = [point for point in entry_points(group=ENTRY_POINTS) if point.name == name]
+    where = found[0].value if found else name
+    module, colon, attribute = where.partition(":")
+    if not colon or not module or not attribute:
+        raise PolicyError(
+            f"{name!r} is none of {', '.join(POLICIES)}, no entry point of {ENTRY_POINTS} and not "
+            "module:function"
+        )
+    try:
+        policy = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise PolicyError(f"{where} cannot be loaded: {error}") from error
+    if not callable(policy):
+        raise PolicyError(f"{where} is not a function")
+    loaded: Policy = policy
+    return loaded

@@ -1,0 +1,12 @@
+"""`power_of_two`: the less occupied of two engines drawn by chance."""
+
+from random import Random
+
+from services.balancer.engines.engine_view import Choice, Situation
+
+
+def choose(situation: Situation, rng: Random) -> Choice:
+    """Two draws without replacement; the first wins a tie."""
+    drawn = rng.sample(situation.candidates, min(2, len(situation.candidates)))
+    chosen = min(drawn, key=lambda c: c.engine.occupancy)
+    return Choice(chosen, "the less occupied of two", {})

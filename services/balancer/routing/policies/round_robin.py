@@ -1,0 +1,11 @@
+"""`round_robin`: each engine in turn, in the order of their ids."""
+
+from random import Random
+
+from services.balancer.engines.engine_view import Choice, Situation
+
+
+def choose(situation: Situation, rng: Random) -> Choice:
+    """The next engine; `rng` is not used."""
+    ordered = sorted(situation.candidates, key=lambda c: c.engine.engine_id)
+    return Choice(ordered[situation.turn % len(ordered)], "its turn", {})

@@ -1,0 +1,154 @@
+"""Asks the prefix index which engines hold how much of a prompt, and goes on without it if need be.
+
+One Match call per hash namespace among the candidates (usually one), a short deadline, and a
+breaker so that an index that is away costs nothing after its first few deadlines.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
+from services.balancer.engines.breaker import Breaker
+from services.balancer.engines.engine_view import Asked, EngineView
+from services.balancer.routing.prefix_holds import PrefixHolds
+from services.common import block_hash
+from services.common.rpc import REQUEST_ID_KEY, Membership
+from services.common.service import telemetry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Answer for one prompt. Unknown is not the same as nothing matched."""
+
+    known: bool
+    tokens: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Matched prompt tokens by (engine id, epoch)."""
+    chains: Mapping[tuple[bytes, int], bytes] = field(default_factory=dict)
+    """Joined hashes of the prompt's blocks, by hash namespace and block size."""
+    holds: PrefixHolds | None = None
+    """What running requests hold, known before any event tells it."""
+
+    def of(self, engine: EngineView) -> int:
+        """Tokens of the prompt that this life of the engine holds, or is about to."""
+        life = engine.engine_id, engine.epoch_ms
+        indexed = self.tokens.get(life, 0)
+        chain = self.chain_for(engine)
+        if self.holds is None or not chain:
+            return indexed
+        return max(indexed, self.holds.matched(life, chain) * engine.block_size)
+
+    def chain_for(self, engine: EngineView) -> bytes:
+        """The prompt's blocks as this engine names them; empty if none can be reused."""
+        return self.chains.get((engine.hash_namespace, engine.block_size), b"")
+
+
+UNKNOWN = Matches(known=False)
+
+
+class PrefixMatcher:
+    """The client of PrefixIndex.Match.
+
+    Args:
+        address: host:port of kvcache; empty: every answer is unknown.
+        observe: told the outcome ("known", "unknown", "failed", "skipped") and seconds of each.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        membership: Membership,
+        *,
+        timeout_s: float,
+        tracer: trace.Tracer,
+        observe: Callable[[str, float], None] = lambda outcome, seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._channel = membership.channel(address) if address else None
+        self._metadata = membership.metadata
+        self._timeout_s = timeout_s
+        self._tracer = tracer
+        self._observe = observe
+        self._clock = clock
+        self.holds = PrefixHolds()
+        self.breaker = Breaker()
+
+    async def close(self) -> None:
+        """Close the channel; idempotent."""
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def match(self, asked: Asked, engines: Sequence[EngineView], parent: Context) -> Matches:
+        """What the engines hold of the prompt; never raises because the index is away."""
+        kinds = {(engine.hash_namespace, engine.block_size) for engine in engines}
+        chains = {}
+        if asked.use_cache:
+            chains = {kind: chain for kind in kinds if (chain := _chain(asked, *kind))}
+        if self._channel is None or not chains:
+            self._observe("skipped", 0.0)
+            # With nothing to look up the answer is known: no engine holds anything of use.
+            return Matches(self._channel is not None, {}, chains, self.holds)
+        began = self._clock()
+        if not self.breaker.admits(began):
+            self._observe("skipped", 0.0)
+            return Matches(False, {}, chains, self.holds)
+        self.breaker.began(began)
+        answers = await asyncio.gather(
+            *(self._ask(asked, size, chain, parent) for (_, size), chain in chains.items())
+        )
+        tokens = {key: n for answer in answers for key, n in answer.tokens.items()}
+        known = all(answer.known for answer in answers)
+        return Matches(known, tokens, chains, self.holds)
+
+    async def _ask(self, asked: Asked, block_size: int, chain: bytes, parent: Context) -> Matches:
+        assert self._channel is not None
+        stub: Any = prefix_index_pb2_grpc.PrefixIndexStub(self._channel)
+        request = prefix_index_pb2.MatchRequest(block_hashes=chain)
+        began = self._clock()
+        attributes = {"inferfleet.request_id": asked.request_id}
+        with self._tracer.start_as_current_span(
+            "match", context=parent, kind=trace.SpanKind.CLIENT, attributes=attributes
+        ) as span:
+            metadata = (
+                *self._metadata,
+                (REQUEST_ID_KEY, asked.request_id),
+                *telemetry.inject(trace.set_span_in_context(span)),
+            )
+            try:
+                reply = await stub.Match(request, timeout=self._timeout_s, metadata=metadata)
+            except grpc.RpcError as error:
+                self.breaker.failed(self._clock())
+                self._observe("failed", self._clock() - began)
+                span.set_attribute("inferfleet.match.outcome", error.code().name)
+                return UNKNOWN
+            except BaseException:
+                self.breaker.undecided()
+                raise
+            self.breaker.succeeded()
+            outcome = "known" if reply.known else "unknown"
+            span.set_attribute("inferfleet.match.outcome", outcome)
+            self._observe(outcome, self._clock() - began)
+            limit = len(chain) // block_hash.INDEX_HASH_BYTES
+            found = {
+                (m.engine_id, m.epoch_ms): min(m.matched_blocks, limit) * block_size
+                for m in reply.engines
+            }
+            return Matches(bool(reply.known), found)
+
+
+def _chain(asked: Asked, namespace: bytes, block_size: int) -> bytes:
+    """Hashes of the prompt's full blocks but for the last token, which is always computed."""
+    limit = (len(asked.token_ids) - 1) // block_size
+    root = block_hash.root(namespace, asked.salt)
+    return block_hash.join_for_index(
+        block_hash.hash_blocks(root, asked.token_ids, block_size, limit)
+    )

@@ -1,0 +1,85 @@
+"""A rank that holds experts: `python -m services.engine.compute.expert_parallel.rank_main --fd N`.
+
+It does what rank 0 says until that one is gone.
+"""
+
+import logging
+
+import torch
+
+from kernels import dispatch
+from services.engine.compute.expert_parallel.bank import ExpertBank
+from services.engine.compute.expert_parallel.commands import (
+    ApplyNext,
+    BeginPlacement,
+    Command,
+    Join,
+    PrepareNext,
+    RunRound,
+)
+from services.engine.compute.expert_parallel.experts import Experts
+from services.engine.compute.loader.safetensors_folder import map_tensors, weight_files
+from services.engine.compute.models.expert_weights import ExpertWeights, is_expert_name
+from services.engine.compute.numerics import TORCH_DTYPES, use_threads
+from services.engine.compute.ranks.answers import Joined, Loaded, LoadFailed
+from services.engine.compute.ranks.channel import Channel
+from services.engine.compute.ranks.groups import GlooGroup
+from services.engine.compute.ranks.process import run_rank
+from services.engine.contract.model_config import ModelFileError
+from services.engine.model_files.hf_config import folder_config
+from services.engine.model_files.known_models import find_model
+
+log = logging.getLogger(__name__)
+
+
+@torch.inference_mode()
+def serve(channel: Channel[Command]) -> None:
+    """Join as told, then serve.
+
+    Raises:
+        ChannelClosedError: rank 0 is gone; the ordinary end.
+        RunnerFailedError: another rank is gone.
+    """
+    command = channel.next()
+    assert isinstance(command, Join), "the first command must be Join"
+    try:
+        bank = _load(command)
+    except ModelFileError as error:
+        channel.send(LoadFailed(message=str(error)))
+        return
+    channel.send(Loaded(weights_bytes=bank.nbytes))
+    group = GlooGroup(command.store_path, command.rank, command.shape.num_ranks)
+    channel.send(Joined())
+    window = 1  # rank 0 counts: the rows are its own
+    experts = Experts(bank, command.shape, group, window)
+    while True:
+        match channel.next():
+            case RunRound():
+                experts.serve_round()
+            case BeginPlacement(placement=placement):
+                experts.bank.begin(placement)
+            case PrepareNext():
+                experts.bank.prepare()
+            case ApplyNext():
+                experts.apply()
+
+
+def _load(command: Join) -> ExpertBank:
+    config = command.config
+    use_threads(config)
+    folder = find_model(config.model).path
+    tensors = map_tensors(weight_files(folder), is_expert_name)
+    device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
+    weights = ExpertWeights.find(folder_config(folder), tensors, dtype, device)
+    name = dispatch.choose("cpu", dtype=config.dtype, deterministic=config.deterministic)
+    kernels = dispatch.load(name)
+    return ExpertBank(weights, kernels, command.shape, command.rank, command.placement)
+
+
+def main() -> None:
+    """See ranks.process.run_rank."""
+    run_rank(__doc__.splitlines()[0], Command, serve)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Tensors of a GGUF file under Hugging Face's names, decoded one at a time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from services.engine.compute.models.expert_weights import expert_names
+from services.engine.compute.models.rows import ByteRows, DenseRows, Rows
+from services.engine.compute.models.weights import StoredWeights
+from services.engine.contract.model_config import ModelConfig, ModelFileError
+from services.engine.model_files.gguf_header import GgufHeader, TensorInfo
+
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+_EXPERT_PARTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_FLOATS = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+ROPE_FACTORS = "rope_freqs.weight"
+"""Not a weight: divisors of the rotary frequencies, which belong to the configuration."""
+
+
+class GgufWeights(StoredWeights):
+    """See StoredWeights; the file stays mapped as long as this lives."""
+
+    def __init__(self, path: Path, header: GgufHeader, config: ModelConfig) -> None:
+        """Find each tensor's place.
+
+        Raises:
+            ModelFileError: a tensor that has none, or in a format that is not read.
+        """
+        self._data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        self._heads: dict[str, int] = {}
+        self._infos: dict[str, TensorInfo] = {}
+        for name, info in header.tensors.items():
+            if name == ROPE_FACTORS:
+                continue
+            check_format(name, info)
+            self._infos |= _places(name, info)
+        if config.architecture == "llama":  # Only there does the format turn rotary pairs.
+            self._heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = decode_tensor(self._data, name, self._infos[name])
+        part = name.split(".")[-2]
+        if part in self._heads:
+            return _unpermute(tensor.view(len(tensor), -1), self._heads[part]).view(tensor.shape)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, which is not decoded for it."""
+        return self._infos[name].shape
+
+    def rows(self, name: str, dtype: torch.dtype) -> Rows:
+        """In the file's blocks if they are Q8_0, or numbers narrower than `dtype`."""
+        info = self._infos[name]
+        kind = GGMLQuantizationType(info.ggml_type)
+        if kind == GGMLQuantizationType.Q8_0:
+            size = GGML_QUANT_SIZES[kind][1]
+            blocks = raw_bytes(self._data, name, info).reshape(info.shape[0], -1, size)
+            scales = torch.from_numpy(blocks[..., :2].copy()).view(torch.float16)
+            levels = torch.from_numpy(blocks[..., 2:].copy()).view(torch.int8)
+            return ByteRows(scales, levels, dtype)
+        return DenseRows(self[name].to(dtype))
+
+
+def check_format(name: str, info: TensorInfo) -> None:
+    """Raise ModelFileError if a tensor's format is unknown or does not fit its rows."""
+    try:
+        kind = GGMLQuantizationType(info.ggml_type)
+    except ValueError:
+        raise ModelFileError(f"tensor {name!r}: format {info.ggml_type} is unknown") from None
+    block, size = GGML_QUANT_SIZES[kind]
+    if not info.shape or info.shape[-1] % block:
+        raise ModelFileError(f"tensor {name!r}: rows of {info.shape} are no whole {kind.name}")
+    if kind == GGMLQuantizationType.F32:
+        return
+    try:
+        dequantize(np.zeros((1, size), np.uint8), kind)
+    except NotImplementedError:
+        raise ModelFileError(f"tensor {name!r}: format {kind.name} is not decoded") from None
+
+
+def raw_bytes(data: NDArray[np.uint8], name: str, info: TensorInfo) -> NDArray[np.uint8]:
+    """A tensor's bytes, out of those of its whole file.
+
+    Raises:
+        ModelFileError: the file ends within it.
+    """
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.ggml_type)]
+    size = int(np.prod(info.shape)) // block * block_bytes
+    raw = data[info.offset : info.offset + size]
+    if raw.size != size:
+        raise ModelFileError(f"the file ends within tensor {name!r}")
+    return raw
+
+
+def decode_tensor(data: NDArray[np.uint8], name: str, info: TensorInfo) -> torch.Tensor:
+    """One tensor, out of the bytes of its whole file, as float32.
+
+    Raises:
+        ModelFileError: its format is unknown, or the bytes end within it.
+    """
+    check_format(name, info)
+    kind = GGMLQuantizationType(info.ggml_type)
+    raw = raw_bytes(data, name, info)
+    if kind in _FLOATS:
+        numbers = torch.from_numpy(raw.copy()).view(_FLOATS[kind])
+        return numbers.float().view(info.shape)
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    values = dequantize(raw.reshape(-1, info.shape[-1] // block * block_bytes), kind)
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32).reshape(info.shape))
+
+
+def _places(name: str, info: TensorInfo) -> Mapping[str, TensorInfo]:
+    """The tensors that one of the file's becomes: a stack of experts is one for each."""
+    if name in TOP_NAMES:
+        return {TOP_NAMES[name]: info}
+    prefix, layer, part, kind, *_ = (*name.split("."), "", "", "")
+    if prefix == "blk" and layer.isdecimal() and kind in ("weight", "bias"):
+        if part in _EXPERT_PARTS and kind == "weight" and len(info.shape) == 3:
+            return _experts(int(layer), _EXPERT_PARTS.index(part), info)
+        if part in LAYER_NAMES:
+            return {f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}": info}
+    raise ModelFileError(f"tensor {name!r} has no place in a served model")
+
+
+def _experts(layer: int, part: int, info: TensorInfo) -> Mapping[str, TensorInfo]:
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.ggml_type)]
+    shape = info.shape[1:]
+    size = int(np.prod(shape)) // block * block_bytes
+    return {
+        expert_names(layer, expert)[part]: replace(
+            info, shape=shape, offset=info.offset + expert * size
+        )
+        for expert in range(info.shape[0])
+    }
+
+
+def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """From interleaved rotary pairs (GGUF) to halves (Hugging Face)."""
+    rows, columns = weight.shape
+    pairs = weight.view(heads, rows // heads // 2, 2, columns)
+    return pairs.transpose(1, 2).reshape(rows, columns)

@@ -1,0 +1,48 @@
+"""What every loader gives: the parts of a model, wherever its files came from."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.common.text.assets import TextAssets
+from services.engine.contract.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+READ_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model on its way to a device; tensors are on the CPU under Hugging Face's names.
+
+    The rotary halves of query and key rows are in Hugging Face's order (first half, second half).
+    """
+
+    name: str
+    config: ModelConfig
+    weights: "Mapping[str, torch.Tensor]"
+    text: TextAssets
+    eos_token_ids: tuple[int, ...]
+    revision: str
+    """ "sha256:…" over the bytes of the weight files, in the order of their names."""
+    quantisation: str
+    """Formats of the stored weights, e.g. "Q4_1+Q8_0"; "none" if they were stored as floats."""
+
+
+def file_digest(paths: Sequence[Path]) -> str:
+    """SHA-256 over the files' contents, one after the other."""
+    hasher = hashlib.sha256()
+    for path in paths:
+        for chunk in _chunks(path):
+            hasher.update(chunk)
+    return f"sha256:{hasher.hexdigest()}"
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(READ_BYTES):
+            yield chunk

@@ -1,0 +1,290 @@
+"""One round's tensors: which rows, positions and slots, who attends together, which rows draw.
+
+Rows of sequences that compute one position come first, so they attend in one call; the order in
+which tokens are drawn stays the batch's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.interface import AttentionGroup, KeptRows, Spans
+from services.engine.compute.models.decode_rows import DecodeRows
+from services.engine.contract.runner import SequenceMetadata
+
+GATHERED = 8192
+"""Positions, padding included, whose keys and values one call of decode attention copies together:
+bounds memory, keeps the copy in the cache, and keeps short sequences from padding to long ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows whose prediction of a known prompt token is wanted, of one sequence."""
+
+    seq_id: int
+    rows: Tensor
+    targets: Tensor
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputMetadata:
+    """Everything the model reads in one round; T rows."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    positions: Tensor
+    """[T] int64."""
+    slots: Tensor
+    """[T] int64: block * block_size + offset."""
+    groups: tuple[AttentionGroup, ...]
+    window_groups: tuple[AttentionGroup, ...]
+    """For layers whose rows see a window alone; `groups` where no row is beyond one."""
+    sampled_rows: Tensor
+    """[sampled] int64, in the batch's order."""
+    prompt_rows: tuple[PromptRows, ...]
+    spans: Spans | None = None
+    """For compiled rounds, which attend by it; `groups` are empty then."""
+
+
+def build_input(
+    batch: Sequence[SequenceMetadata],
+    previous_tokens: Tensor | None,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int = 0,
+    rows: DecodeRows | None = None,
+    *,
+    compiled: bool = False,
+) -> InputMetadata:
+    """Lay out one round.
+
+    Args:
+        previous_tokens: tokens of the round before, one a row, for sequences with `prev_row`.
+        dtype: of the scores' mask.
+        window: positions that a row of a sliding layer sees; 0: the model has no such layer.
+        rows: keeps keys and values of decodes, for kernels that read them.
+        compiled: for a round that runs as one job (`kernels.compiled`).
+    """
+    ordered = sorted(batch, key=_place)
+    seated = None if rows is None else _seat(ordered, rows)
+    first_row = _first_rows(ordered)
+    tokens = [token for seq in ordered for token in seq.token_ids]
+    positions = [p for seq in ordered for p in range(seq.start, seq.seqlen_k)]
+    slots = [
+        seq.block_table[p // block_size] * block_size + p % block_size
+        for seq in ordered
+        for p in range(seq.start, seq.seqlen_k)
+    ]
+    last_row = {
+        id(seq): row + seq.seqlen_q - 1 for seq, row in zip(ordered, first_row, strict=True)
+    }
+    token_ids = torch.tensor(tokens, dtype=torch.long).to(device)
+    _fill_previous(token_ids, ordered, last_row, previous_tokens)
+    sampled = [last_row[id(seq)] for seq in batch if seq.sample]
+    groups: tuple[AttentionGroup, ...] = ()
+    if not compiled:
+        groups = tuple(_groups(ordered, first_row, block_size, dtype, device, seated))
+    window_groups = groups
+    if groups and window and any(seq.seqlen_k > window for seq in batch):
+        window_groups = tuple(
+            _groups(ordered, first_row, block_size, dtype, device, seated, window)
+        )
+    return InputMetadata(
+        token_ids=token_ids,
+        positions=torch.tensor(positions, dtype=torch.long).to(device),
+        slots=torch.tensor(slots, dtype=torch.long).to(device),
+        groups=groups,
+        window_groups=window_groups,
+        sampled_rows=torch.tensor(sampled, dtype=torch.long).to(device),
+        prompt_rows=tuple(_prompt_rows(ordered, first_row, device)),
+        spans=_spans(ordered, first_row, block_size) if compiled else None,
+    )
+
+
+def _spans(ordered: Sequence[SequenceMetadata], first_row: Sequence[int], block_size: int) -> Spans:
+    seqs = [(row, seq.seqlen_q, seq.start) for seq, row in zip(ordered, first_row, strict=True)]
+    width = max(-(-seq.seqlen_k // block_size) for seq in ordered)
+    tables = [(seq.block_table + (0,) * width)[:width] for seq in ordered]
+    return Spans(torch.tensor(seqs), torch.tensor(tables))
+
+
+class _Seated(NamedTuple):
+    kept: KeptRows
+    num_seqs: int
+    """How many sequences, the first ones of the round, are in it."""
+
+
+def _seat(ordered: list[SequenceMetadata], rows: DecodeRows) -> _Seated | None:
+    """Bring the shortest decodes, as many as are kept, into the order of their kept rows."""
+    single = [seq for seq in ordered if seq.seqlen_q == 1]
+    count = 0
+    while count < len(single) and rows.fits(count + 1, single[count].seqlen_k):
+        count += 1
+    if not count:
+        return None
+    ordered[:count], kept = rows.seat(ordered[:count])
+    return _Seated(kept, count)
+
+
+def _first_rows(ordered: Sequence[SequenceMetadata]) -> list[int]:
+    rows, at = [], 0
+    for seq in ordered:
+        rows.append(at)
+        at += seq.seqlen_q
+    return rows
+
+
+def _fill_previous(
+    token_ids: Tensor,
+    ordered: Sequence[SequenceMetadata],
+    last_row: dict[int, int],
+    previous_tokens: Tensor | None,
+) -> None:
+    """Inputs that were drawn a round ago never pass through the host."""
+    waiting = [seq for seq in ordered if seq.prev_row is not None]
+    if not waiting:
+        return
+    if previous_tokens is None:
+        raise ValueError("a sequence names a row of the previous round, but there was none")
+    rows = torch.tensor([last_row[id(seq)] for seq in waiting]).to(token_ids.device)
+    source = torch.tensor([seq.prev_row for seq in waiting]).to(token_ids.device)
+    token_ids[rows] = previous_tokens[source]
+
+
+def _groups(
+    ordered: Sequence[SequenceMetadata],
+    first_row: Sequence[int],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seated: _Seated | None,
+    window: int = 0,
+) -> list[AttentionGroup]:
+    single = [seq for seq in ordered if seq.seqlen_q == 1]
+    groups, row = [], 0
+    if seated is not None:
+        own, row = single[: seated.num_seqs], seated.num_seqs
+        groups.append(_decode_group(own, 0, block_size, dtype, device, window, seated.kept))
+    rest = single[row:]
+    # Only the gathering sets of kernels need a bound; on a GPU all decodes attend in one call.
+    for part in _parts(rest) if device.type == "cpu" else [rest] if rest else []:
+        groups.append(_decode_group(part, row, block_size, dtype, device, window))
+        row += len(part)
+    for seq, row in zip(ordered[len(single) :], first_row[len(single) :], strict=True):
+        groups.append(_prefill_group(seq, row, block_size, dtype, device, window))
+    return groups
+
+
+def _place(seq: SequenceMetadata) -> tuple[bool, int]:
+    """Single positions first, the short histories among them before the long ones."""
+    return (seq.seqlen_q > 1, seq.seqlen_k if seq.seqlen_q == 1 else 0)
+
+
+def _parts(single: Sequence[SequenceMetadata]) -> list[list[SequenceMetadata]]:
+    """Cut, in order of length, so that no group gathers more than GATHERED positions at once."""
+    parts: list[list[SequenceMetadata]] = []
+    for seq in single:
+        if parts and (len(parts[-1]) + 1) * seq.seqlen_k <= GATHERED:
+            parts[-1].append(seq)
+        else:
+            parts.append([seq])
+    return parts
+
+
+def _decode_group(
+    seqs: Sequence[SequenceMetadata],
+    row: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int,
+    kept: KeptRows | None = None,
+) -> AttentionGroup:
+    counts = [-(-seq.seqlen_k // block_size) for seq in seqs]
+    width = max(counts)
+    positions = max(seq.seqlen_k for seq in seqs) if kept else width * block_size
+    tables = [
+        seq.block_table[:count] + (0,) * (width - count)
+        for seq, count in zip(seqs, counts, strict=True)
+    ]
+    lengths = torch.tensor([seq.seqlen_k for seq in seqs])
+    return AttentionGroup(
+        rows=slice(row, row + len(seqs)),
+        starts=tuple(seq.start for seq in seqs),
+        block_tables=torch.tensor(tables, dtype=torch.long).to(device),
+        mask=_decode_mask(lengths, positions, window, dtype, device),
+        causal=False,
+        lengths=lengths.int().to(device),
+        window=window,
+        kept=kept,
+    )
+
+
+def _decode_mask(
+    lengths: Tensor, width: int, window: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """[sequences, 1, 1, width]; None if every row sees all of it."""
+    positions = torch.arange(width)
+    hidden = positions >= lengths.unsqueeze(1)
+    if window:
+        hidden |= positions < lengths.unsqueeze(1) - window
+    if not hidden.any():
+        return None
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return mask[:, None, None].to(device)
+
+
+def _prefill_group(
+    seq: SequenceMetadata,
+    row: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int,
+) -> AttentionGroup:
+    count = -(-seq.seqlen_k // block_size)
+    slides = 0 < window < seq.seqlen_k
+    mask = None
+    if seq.start or slides:
+        mask = torch.full((seq.seqlen_q, seq.seqlen_k), float("-inf"), dtype=dtype)
+        mask.triu_(seq.start + 1)
+        if slides:
+            older = torch.full_like(mask, float("-inf")).tril_(seq.start - window)
+            mask.add_(older)
+        mask = mask.to(device)
+    return AttentionGroup(
+        rows=slice(row, row + seq.seqlen_q),
+        starts=(seq.start,),
+        block_tables=torch.tensor([seq.block_table[:count]], dtype=torch.long).to(device),
+        mask=mask,
+        causal=mask is None,
+        window=window,
+    )
+
+
+def _prompt_rows(
+    ordered: Sequence[SequenceMetadata], first_row: Sequence[int], device: torch.device
+) -> list[PromptRows]:
+    found = []
+    for seq, row in zip(ordered, first_row, strict=True):
+        if seq.prompt_logprobs_from is None:
+            continue
+        skip = seq.prompt_logprobs_from - seq.start
+        targets = list(seq.token_ids[skip + 1 :])
+        if seq.next_prompt_token is not None:
+            targets.append(seq.next_prompt_token)
+        rows = torch.arange(row + skip, row + skip + len(targets))
+        found.append(
+            PromptRows(
+                seq_id=seq.seq_id,
+                rows=rows.to(device),
+                targets=torch.tensor(targets, dtype=torch.long).to(device),
+                top=seq.num_prompt_top_logprobs,
+            )
+        )
+    return found

@@ -1,0 +1,68 @@
+"""Identity of an engine's arithmetic: equal ids promise equal bits for equal calls."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from services.engine.contract.config import EngineConfig
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,
+}
+"""Of activations, keys and values, by the setting `dtype`."""
+
+
+def use_threads(config: EngineConfig) -> None:
+    """Let this process's products take their share of the machine, the same on every rank."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+        return
+    ranks = max(config.expert_parallel, config.tensor_parallel)
+    if ranks > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """All that may change a result in its last bit."""
+
+    revision: str
+    dtype: str
+    quantisation: str
+    kernels: str
+    torch: str
+    hardware: str
+    threads: int
+    """0 where results do not depend on it."""
+
+    @property
+    def numerics_id(self) -> str:
+        """A readable head and a digest over every field."""
+        text = "\0".join(f"{key}={value}" for key, value in asdict(self).items())
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return f"{self.dtype}/{self.kernels}/{digest}"
+
+
+def hardware_name(device: torch.device) -> str:
+    """The card, or the CPU's model with the instruction set that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_model()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "cpu"
+    keys = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
+    parts = dict(line.split(":", 1) for line in lines[:40] if ":" in line)
+    found = {key.strip(): value.strip() for key, value in parts.items()}
+    return " ".join(found[key] for key in keys if key in found) or "cpu"

@@ -1,0 +1,76 @@
+"""One round's sampling parameters as tensors; built once, read by the sampler."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.engine.compute.sampling.noise import row_key
+from services.engine.contract.runner import SamplingRow
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """R rows; everything on the device of the logits."""
+
+    rows: tuple[SamplingRow, ...]
+    plain_greedy: bool
+    """All rows are arg-max of the raw logits: no edit, no noise."""
+    edited: tuple[int, ...]
+    """Rows whose logits are changed before the temperature."""
+    drawn: Tensor | None
+    """[drawn] int64: rows with a temperature; None if all are greedy."""
+    temperatures: Tensor
+    """[drawn, 1] float32."""
+    keys: Tensor
+    """[drawn, 2] int32."""
+    logprobs: tuple[int, ...]
+    """Rows whose log-probability is reported."""
+    num_top: int
+    """Most alternatives that a row reports."""
+
+    @property
+    def drawn_rows(self) -> tuple[SamplingRow, ...]:
+        """The rows of `drawn`."""
+        return tuple(row for row in self.rows if row.params.temperature > 0)
+
+
+def build_sampling(rows: Sequence[SamplingRow], device: torch.device) -> SamplingInputs:
+    """Sort out who needs what."""
+    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    edited = tuple(index for index, row in enumerate(rows) if is_edited(row))
+    keys = [row_key(rows[i].seed, rows[i].choice, rows[i].position) for i in drawn]
+    temperatures = [[rows[i].params.temperature] for i in drawn]
+    logprobs = tuple(index for index, row in enumerate(rows) if row.params.logprobs)
+    return SamplingInputs(
+        rows=tuple(rows),
+        plain_greedy=not drawn and not edited,
+        edited=edited,
+        drawn=torch.tensor(drawn, device=device) if drawn else None,
+        temperatures=torch.tensor(temperatures, dtype=torch.float32, device=device),
+        keys=torch.tensor(keys, dtype=torch.int32, device=device),
+        logprobs=logprobs,
+        num_top=max((rows[i].params.top_logprobs for i in logprobs), default=0),
+    )
+
+
+def is_edited(row: SamplingRow) -> bool:
+    """Whether a mask, bias or penalty changes the row's logits."""
+    params = row.params
+    return bool(
+        params.logit_bias
+        or params.allowed_token_ids
+        or params.bad_token_ids
+        or row.forbid_token_ids
+        or row.token_mask is not None
+        or has_penalty(row)
+    )
+
+
+def has_penalty(row: SamplingRow) -> bool:
+    """Whether the row's history matters."""
+    params = row.params
+    return bool(
+        params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+    )

@@ -1,0 +1,270 @@
+"""A runner without a model, for tests and load simulation: arithmetic in place of tensors.
+
+It stores token ids in paged blocks and draws the next token from a checksum over all ids that it
+finds through the block table. So a wrong table, a lost write or a block handed out twice gives
+other tokens, as it would with keys and values.
+"""
+
+import time
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from services.common.config.settings import ConfigError
+from services.engine.contract.expert_placement import check_placement
+from services.engine.contract.runner import (
+    ExpertPlacement,
+    ExpertShape,
+    PlacementRefusedError,
+    RunnerInfo,
+    SampledToken,
+    SamplerOutput,
+    SamplingRow,
+    SequenceMetadata,
+)
+
+_KV_BYTES_PER_TOKEN = 64
+_UNWRITTEN = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """What the pretended model is like."""
+
+    vocab_size: int = 512
+    max_model_len: int = 2048
+    eos: int = 0
+    forward_ms: float = 0.0
+    """Time of every forward …"""
+    token_us: float = 0.0
+    """… and of each position in it."""
+    experts: int = 0
+    """Logical experts of each of …"""
+    moe_layers: int = 2
+    """… these layers; a token loads the experts token id mod experts, and layer above it."""
+    slots: int = 0
+    """Physical slots of each layer; 0 is one an expert."""
+    ranks: int = 1
+
+    @property
+    def expert_shape(self) -> ExpertShape | None:
+        """None without experts."""
+        if not self.experts:
+            return None
+        return ExpertShape(self.moe_layers, self.experts, self.slots or self.experts, self.ranks)
+
+    @classmethod
+    def parse(cls, text: str) -> "FakeModel":
+        """From `vocab_size=512,token_us=10`; `yes` is the defaults.
+
+        Raises:
+            ConfigError: an unknown name or a value that is no number.
+        """
+        known = {f.name: float if f.type in (float, "float") else int for f in fields(cls)}
+        values: dict[str, float] = {}
+        for part in [] if text == "yes" else text.split(","):
+            name, _, value = part.strip().partition("=")
+            if name not in known:
+                raise ConfigError(f"simulate: {name!r} is none of {', '.join(known)}")
+            try:
+                values[name] = known[name](value)
+            except ValueError as error:
+                raise ConfigError(f"simulate: {name}={value!r} is no number") from error
+        return cls(**values)  # type: ignore[arg-type]
+
+
+class FakeRunner:
+    """Serves `services.engine.contract.runner.Runner`; see the module's docstring."""
+
+    def __init__(
+        self,
+        block_size: int,
+        model: FakeModel = FakeModel(),
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._block_size = block_size
+        self._model = model
+        self._sleep = sleep
+        self._cells = array("I")
+        self._loads = [[0] * model.experts for _ in range(model.moe_layers)]
+        self._placement_version = 0
+        self._prepared: ExpertPlacement | None = None
+
+    def describe(self) -> RunnerInfo:
+        """See Runner."""
+        model = self._model
+        return RunnerInfo(
+            model="fake",
+            model_revision=f"fake-{model.vocab_size}-{model.eos}",
+            numerics_id="fake",
+            kv_layout="fake",
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=(model.eos,),
+            kv_bytes_per_block=_KV_BYTES_PER_TOKEN * self._block_size,
+            weights_bytes=0,
+            load_s=0.0,
+            experts=model.expert_shape,
+        )
+
+    def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+        """See Runner: room for 64 requests of full length."""
+        return 64 * self._model.max_model_len * _KV_BYTES_PER_TOKEN
+
+    def allocate(self, num_blocks: int) -> None:
+        """See Runner."""
+        self._cells = array("I", [_UNWRITTEN]) * (num_blocks * self._block_size)
+
+    def execute_main_model(
+        self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
+    ) -> object:
+        """See Runner; returns a checksum per sampled sequence and the prompt entries."""
+        delay_s = self._model.forward_ms / 1e3
+        delay_s += sum(len(m.token_ids) for m in batch) * self._model.token_us / 1e6
+        if delay_s:
+            self._sleep(delay_s)
+        for meta in batch:
+            self._write(meta, previous)
+        sums = tuple(self._checksum(meta) for meta in batch if meta.sample)
+        prompt = tuple(
+            (meta.seq_id, _prompt_entries(meta))
+            for meta in batch
+            if meta.prompt_logprobs_from is not None
+        )
+        return sums, prompt
+
+    def execute_sample(
+        self, step: int, hidden: object, rows: Sequence[SamplingRow]
+    ) -> SamplerOutput:
+        """See Runner."""
+        assert isinstance(hidden, tuple), "not from this runner"
+        sums, prompt = hidden
+        ids = [
+            next_token(value, row, self._model.vocab_size)
+            if row.token_mask is None
+            else masked_token(value, row)
+            for value, row in zip(sums, rows, strict=True)
+        ]
+        return SamplerOutput(
+            step=step,
+            tokens=tuple(SampledToken(token_id or 0, -0.5) for token_id in ids),
+            prompt_logprobs=prompt,
+            empty_rows=tuple(row for row, token_id in enumerate(ids) if token_id is None),
+        )
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See Runner."""
+        size = self._block_size
+        for source, target in pairs:
+            cells = self._cells[source * size : (source + 1) * size]
+            self._cells[target * size : (target + 1) * size] = cells
+
+    @property
+    def placement_version(self) -> int:
+        """See Runner."""
+        return self._placement_version
+
+    def prepare_placement(self, placement: ExpertPlacement) -> bool:
+        """See Runner; takes two calls, as a real one takes several."""
+        info = self.describe()
+        check_placement(placement, info.experts, info.model_revision)
+        ready = self._prepared == placement
+        self._prepared = placement
+        return ready
+
+    def apply_placement(self, version: int) -> None:
+        """See Runner."""
+        if self._prepared is None or self._prepared.version != version:
+            raise PlacementRefusedError(f"version {version} is not prepared")
+        self._prepared = None
+        self._placement_version = version
+
+    def expert_loads(self) -> tuple[tuple[int, ...], ...] | None:
+        """See Runner; counts since the start, whatever the window."""
+        return tuple(map(tuple, self._loads)) if self._model.experts else None
+
+    def check(self) -> None:
+        """See Runner: nothing of it can be gone."""
+
+    def close(self) -> None:
+        """See Runner."""
+
+    def _write(self, meta: SequenceMetadata, previous: SamplerOutput | None) -> None:
+        ids = list(meta.token_ids)
+        if meta.prev_row is not None:
+            assert previous is not None, "no previous round to take a token from"
+            ids[-1] = previous.tokens[meta.prev_row].token_id
+        size = self._block_size
+        self._count(ids)
+        for position, token_id in enumerate(ids, meta.start):
+            block = meta.block_table[position // size]
+            assert block != 0, "block 0 belongs to nobody"
+            self._cells[block * size + position % size] = token_id
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        if self._model.experts:
+            for layer, loads in enumerate(self._loads):
+                for token_id in token_ids:
+                    loads[(token_id + layer) % self._model.experts] += 1
+
+    def _checksum(self, meta: SequenceMetadata) -> int:
+        size, left, value = self._block_size, meta.seqlen_k, 0
+        cells = memoryview(self._cells)
+        for block in meta.block_table:
+            count = min(size, left)
+            value = zlib.crc32(cells[block * size : block * size + count], value)
+            left -= count
+            if not left:
+                break
+        return value
+
+
+def next_token(checksum: int, row: SamplingRow, vocab_size: int) -> int:
+    """The token after a history of this checksum, as the row asks for it."""
+    params = row.params
+    checksum = _with_noise(checksum, row)
+    allowed = params.allowed_token_ids
+    if allowed:
+        return allowed[checksum % len(allowed)]
+    forbidden = {*row.forbid_token_ids, *params.bad_token_ids}
+    token_id = checksum % vocab_size
+    while token_id in forbidden:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
+def masked_token(checksum: int, row: SamplingRow) -> int | None:
+    """As `next_token`, among the ids that a grammar allows; None if there are none."""
+    words = np.asarray(row.token_mask, dtype=np.int32)
+    ids = set(np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0].tolist())
+    ids &= {*row.params.allowed_token_ids} or ids
+    ids -= {*row.forbid_token_ids, *row.params.bad_token_ids}
+    return sorted(ids)[_with_noise(checksum, row) % len(ids)] if ids else None
+
+
+def _with_noise(checksum: int, row: SamplingRow) -> int:
+    if row.params.temperature <= 0:
+        return checksum
+    return zlib.crc32(f"{row.seed}/{row.choice}/{row.position}".encode(), checksum)
+
+
+def checksum_of(token_ids: Sequence[int]) -> int:
+    """Of a whole history: what the blocks of a sequence must hold."""
+    return zlib.crc32(array("I", token_ids).tobytes())
+
+
+def _prompt_entries(meta: SequenceMetadata) -> tuple[SampledToken, ...]:
+    """One entry per asked position, made of its position so that a test can tell them apart."""
+    assert meta.prompt_logprobs_from is not None
+    following = [*meta.token_ids[1:]]
+    if meta.next_prompt_token is not None:
+        following.append(meta.next_prompt_token)
+    skip = meta.prompt_logprobs_from - meta.start
+    return tuple(
+        SampledToken(token_id, -float(meta.start + index + 1))
+        for index, token_id in enumerate(following)
+        if index >= skip
+    )

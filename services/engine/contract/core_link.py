@@ -1,0 +1,228 @@
+"""The two ends of the line between front and core: batches of messages over a socket pair.
+
+A frame is a little-endian u32 length and one msgpack list. The front's end is asyncio and owns the
+core's process; the core's end blocks with a timeout, and a wake-up from its worker ends the wait.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.messages import (
+    CoreFailed,
+    CoreReady,
+    RoundReport,
+    Shutdown,
+    StartCore,
+    ToCore,
+    ToFront,
+)
+
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 18
+_to_core = msgspec.msgpack.Decoder(list[ToCore])
+_to_front = msgspec.msgpack.Decoder(list[ToFront])
+_encoder = msgspec.msgpack.Encoder()
+
+
+class CoreDiedError(Exception):
+    """The core cannot go on; the message says why as far as it is known."""
+
+
+class LinkClosedError(Exception):
+    """The other end is gone."""
+
+
+def _frame(messages: Sequence[ToCore] | Sequence[ToFront]) -> bytes:
+    payload = _encoder.encode(messages)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def engine_config(config: EngineConfig) -> EngineConfig:
+    """The core's part of a configuration that may hold the front's keys as well."""
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    return EngineConfig(**{name: getattr(config, name) for name in names})
+
+
+class CoreLink:
+    """The front's end. Start once; `stop` is idempotent and safe after a failed start."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """The core's process, once started."""
+        return self._process.pid if self._process else None
+
+    async def start(self, config: EngineConfig) -> CoreReady:
+        """Spawn a core and wait until it has loaded its model.
+
+        Raises:
+            CoreDiedError: it refused its configuration or ended before it was ready.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = _spawn(theirs)
+        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_READ_BYTES)
+        self.send([StartCore(config=engine_config(config))])
+        for message in await self._receive():
+            if isinstance(message, CoreReady):
+                return message
+            if isinstance(message, CoreFailed):
+                raise CoreDiedError(message.message)
+        raise CoreDiedError("the core spoke before it was ready")
+
+    def send(self, messages: Sequence[ToCore]) -> None:
+        """Hand over a batch in order; buffered, never blocks; lost if the core has died."""
+        if self._writer is not None and messages and not self._writer.is_closing():
+            self._writer.write(_frame(messages))
+
+    async def __aiter__(self) -> AsyncIterator[RoundReport]:
+        """Reports in order; ends after `stop`.
+
+        Raises:
+            CoreDiedError: the core ended by itself.
+        """
+        while True:
+            try:
+                messages = await self._receive()
+            except CoreDiedError:
+                if self._stopping:
+                    return
+                raise
+            for message in messages:
+                if isinstance(message, RoundReport):
+                    yield message
+                elif isinstance(message, CoreFailed):
+                    raise CoreDiedError(message.message)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Ask the core to end after its running round; kill it when the grace is over."""
+        self._stopping = True
+        self.send([Shutdown()])
+        if self._process is not None:
+            await asyncio.to_thread(_reap, self._process, grace_s)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    async def _receive(self) -> list[ToFront]:
+        assert self._reader is not None, "not started"
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            return _to_front.decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise CoreDiedError(await self._epitaph()) from error
+
+    async def _epitaph(self) -> str:
+        if self._process is None:
+            return "the core is gone"
+        status = await asyncio.to_thread(_reap, self._process, 1.0)
+        if status < 0:
+            return f"the core was killed by {signal.Signals(-status).name}"
+        return f"the core ended with status {status}"
+
+
+def _spawn(end: socket.socket) -> "subprocess.Popen[bytes]":
+    """On the caller's thread: the kernel ends the core when the thread that made it ends."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.engine.core.process", "--fd", str(end.fileno())],
+        pass_fds=[end.fileno()],
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _reap(process: "subprocess.Popen[bytes]", grace_s: float) -> int:
+    try:
+        return process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+class CoreEnd:
+    """The core's end: blocking, used from the core's main thread; `wake` from any thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sock.setblocking(True)
+        self._buffer = bytearray()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+
+    def wake(self) -> None:
+        """End a `poll` that waits now, or the next one."""
+        # Full: a wake-up is pending already. Closed: nobody waits.
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def poll(self, timeout_s: float | None) -> list[ToCore]:
+        """Messages that have arrived; waits for one, a wake-up or the timeout (None: for ever).
+
+        Raises:
+            LinkClosedError: the front is gone.
+        """
+        messages: list[ToCore] = []
+        for key, _ in self._selector.select(timeout_s):
+            if key.fd == self._wake_read:
+                os.read(self._wake_read, 4096)
+            else:
+                messages.extend(self._read())
+        return messages
+
+    def send(self, messages: Sequence[ToFront]) -> None:
+        """Write one frame; blocks while the front does not read.
+
+        Raises:
+            LinkClosedError: the front is gone.
+        """
+        try:
+            self._sock.sendall(_frame(messages))
+        except OSError as error:
+            raise LinkClosedError("the front is gone") from error
+
+    def close(self) -> None:
+        """Free the descriptors; idempotent."""
+        if self._wake_read >= 0:
+            self._selector.close()
+            self._sock.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_read = self._wake_write = -1
+
+    def _read(self) -> list[ToCore]:
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except OSError as error:
+            raise LinkClosedError("the front is gone") from error
+        if not data:
+            raise LinkClosedError("the front is gone")
+        self._buffer += data
+        messages: list[ToCore] = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            messages.extend(_to_core.decode(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return messages

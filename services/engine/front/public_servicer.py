@@ -1,0 +1,172 @@
+"""The public Inference service of a single engine, without a gateway: text and chat in, the same
+stream out."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from inferfleet_proto.internal.v1 import engine_pb2
+from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
+from services.common import errors, rpc
+from services.common.service import telemetry
+from services.common.text import TextAssets, Tokenizer, chat_ids, render_chat, template_of
+from services.engine.front.request_translation import ModelFacts, check_model
+from services.engine.front.servicer import RunCall, ServerContext, send_identity
+
+# Tokenising this much takes a while; off the loop, other streams do not notice.
+_LONG_TEXT_CHARS = 2_000
+
+
+class PublicServicer(inference_pb2_grpc.InferenceServicer):
+    """inferfleet.v1.Inference on one engine; every caller is the anonymous tenant."""
+
+    def __init__(
+        self, run: RunCall, facts: ModelFacts, assets: TextAssets, tokenizer: Tokenizer
+    ) -> None:
+        self._run = run
+        self._facts = facts
+        self._tokenizer = tokenizer
+        self._template = template_of(assets)
+        self._started_unix_s = int(time.time())
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: ServerContext
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """One request, a stream of events."""
+        async with aclosing(self._events(request, context)) as event_stream:
+            async for event in event_stream:
+                yield event
+
+    async def Complete(
+        self, request: inference_pb2.GenerateRequest, context: ServerContext
+    ) -> inference_pb2.CompleteResponse:
+        """The same, in one message."""
+        answer = inference_pb2.CompleteResponse()
+        async with aclosing(self._events(request, context)) as event_stream:
+            async for event in event_stream:
+                _collect(answer, event)
+        return answer
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: object
+    ) -> inference_pb2.TokenizeResponse:
+        """The ids that a prompt would have."""
+        check_model(request.model, self._facts)
+        token_ids, rendered = await self._tokenise(request)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, rendered=rendered)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: object
+    ) -> inference_pb2.DetokenizeResponse:
+        """The text of token ids."""
+        check_model(request.model, self._facts)
+        for index, token_id in enumerate(request.token_ids):
+            if token_id >= self._facts.vocab_size:
+                raise errors.InvalidArgumentError.for_field(
+                    f"token_ids[{index}]",
+                    f"token id {token_id} is outside the vocabulary of {self._facts.vocab_size}",
+                )
+        text = await asyncio.to_thread(
+            self._tokenizer.decode,
+            list(request.token_ids),
+            skip_special_tokens=not request.keep_special_tokens,
+        )
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: object
+    ) -> inference_pb2.ListModelsResponse:
+        """The one model of this engine."""
+        facts = self._facts
+        model = inference_pb2.Model(
+            name=facts.model,
+            revision=facts.model_revision,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            num_engines=1,
+            created_unix_s=self._started_unix_s,
+        )
+        return inference_pb2.ListModelsResponse(models=[model])
+
+    async def _events(
+        self, request: inference_pb2.GenerateRequest, context: ServerContext
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        request.request_id = request.request_id or uuid.uuid4().hex
+        metadata = context.invocation_metadata()
+        await send_identity(context, self._facts.engine_id, request.request_id)
+        check_model(request.model, self._facts)
+        if request.WhichOneof("prompt") in ("text", "chat"):
+            token_ids, _ = await self._tokenise(request)
+            request.token_ids.ids[:] = token_ids
+        groups = self._run.events(
+            engine_pb2.EngineRequest(request=request),
+            parent=telemetry.extract(metadata),
+            remaining_s=rpc.remaining_s(context),
+        )
+        async with aclosing(groups) as events_stream:
+            async for events in events_stream:
+                for event in events:
+                    yield event
+
+    async def _tokenise(
+        self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+    ) -> tuple[list[int], str]:
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise errors.InvalidArgumentError.for_field(
+                "prompt", "must be set", reason="EMPTY_PROMPT"
+            )
+        if kind == "chat":
+            _check_tools(request.chat)
+            text = await asyncio.to_thread(render_chat, self._template, request.chat)
+            own = await asyncio.to_thread(chat_ids, self._template, request.chat)
+            if own is not None:
+                return own, text
+        else:
+            text = request.text
+        plain = kind == "text"
+        if len(text) <= _LONG_TEXT_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens=plain), text
+        ids = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=plain)
+        return ids, text
+
+
+def _check_tools(chat: inference_pb2.Chat) -> None:
+    """Calls are not parsed here: who gives the model tools to call is told so, not left with
+    their text."""
+    modes = inference_pb2.ToolChoice
+    if chat.tool_choice.mode in (modes.MODE_REQUIRED, modes.MODE_NAMED):
+        field = "chat.tool_choice"
+    elif chat.tools and chat.tool_choice.mode != modes.MODE_NONE:
+        field = "chat.tools"
+    else:
+        return
+    raise errors.InvalidArgumentError.for_field(
+        field, "calling tools is not served; only tool_choice MODE_NONE is"
+    )
+
+
+def _collect(answer: inference_pb2.CompleteResponse, event: inference_pb2.GenerateResponse) -> None:
+    kind = event.WhichOneof("event")
+    if kind == "started":
+        started = event.started
+        answer.request_id, answer.seed = started.request_id, started.seed
+        answer.model, answer.model_revision = started.model, started.model_revision
+        answer.prompt_logprobs.extend(started.prompt_logprobs)
+    elif kind == "delta":
+        choice = _choice(answer, event.delta.choice)
+        choice.text += event.delta.text
+        choice.token_ids.extend(event.delta.token_ids)
+        choice.logprobs.extend(event.delta.logprobs)
+    elif kind == "finished":
+        _choice(answer, event.finished.choice).finished.CopyFrom(event.finished)
+    elif kind == "summary":
+        answer.summary.CopyFrom(event.summary)
+
+
+def _choice(answer: inference_pb2.CompleteResponse, index: int) -> inference_pb2.Choice:
+    while len(answer.choices) <= index:
+        answer.choices.add(index=len(answer.choices))
+    return answer.choices[index]

@@ -1,0 +1,84 @@
+"""The engine's part of a trace: `run`, and under it the five verbs, built from the core's marks."""
+
+from collections.abc import Iterable
+
+import grpc
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from services.common.errors import FleetError
+from services.engine.contract.messages import Mark
+from services.engine.front.load_report import LoadBoard
+from services.engine.front.request_stream import RequestStream
+from services.engine.front.request_translation import AcceptedRequest, ModelFacts
+
+# A long prompt on a small token budget has thousands of chunks; a span keeps 128 events anyway.
+_MAX_EVENTS = 120
+
+
+class FrontSpans:
+    """Makes the spans of this engine."""
+
+    def __init__(self, tracer: trace.Tracer, facts: ModelFacts, board: LoadBoard) -> None:
+        self._tracer = tracer
+        self._facts = facts
+        self._board = board
+
+    def start_run(self, parent: Context, request: AcceptedRequest, received_ns: int) -> trace.Span:
+        """The server span of one request."""
+        return self._tracer.start_span(
+            "run",
+            context=parent,
+            kind=SpanKind.SERVER,
+            start_time=received_ns,
+            attributes={
+                "inferfleet.request_id": request.request_id,
+                "inferfleet.engine_id": self._facts.engine_id,
+                "inferfleet.attempt": request.attempt,
+                "inferfleet.placement_version": self._board.placement_version,
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.provider.name": "inferfleet",
+                "gen_ai.request.model": self._facts.model,
+                "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
+            },
+        )
+
+    def end_run(
+        self, span: trace.Span, stream: RequestStream | None, error: BaseException | None
+    ) -> None:
+        """Close the server span with what came of the request."""
+        if stream is not None:
+            span.set_attribute("gen_ai.usage.cache_read.input_tokens", stream.num_cached_tokens)
+            span.set_attribute("gen_ai.usage.output_tokens", stream.num_completion_tokens)
+            span.set_attribute("gen_ai.response.finish_reasons", stream.finish_reasons)
+        if error is not None:
+            code = error.code if isinstance(error, FleetError) else grpc.StatusCode.CANCELLED
+            span.set_attribute("rpc.grpc.status_code", code.value[0])
+            span.set_status(Status(StatusCode.ERROR, f"{code.name}: {error}"))
+        span.end()
+
+    def verbs(self, run: trace.Span, stream: RequestStream) -> None:
+        """The five verbs as children of `run`; called once the blocks are free."""
+        context = trace.set_span_in_context(run)
+        attributes = {
+            "inferfleet.request_id": stream.request.request_id,
+            "inferfleet.engine_id": self._facts.engine_id,
+        }
+        for verb, start, end in stream.times.intervals():
+            span = self._tracer.start_span(
+                verb, context=context, start_time=start, attributes=attributes
+            )
+            if verb == "submit":
+                _add_events(span, stream.times.marks, end)
+            span.end(end_time=end)
+
+
+def _add_events(span: trace.Span, marks: Iterable[Mark], until_ns: int) -> None:
+    """One event per chunk of the prompt and per preemption."""
+    submits = [mark for mark in marks if mark.verb == "submit"]
+    for mark in submits[:_MAX_EVENTS]:
+        preempted = "preempted" in mark.detail
+        if preempted or mark.unix_ns <= until_ns:
+            name = "preempted" if preempted else "chunk"
+            span.add_event(name, attributes=dict(mark.detail), timestamp=mark.unix_ns)

@@ -1,0 +1,108 @@
+"""The header of a GGUF file (version 2 and 3): metadata and where each tensor lies.
+
+Read here and not with `gguf.GGUFReader`, which takes seconds for a vocabulary's strings; the
+blocks themselves are decoded by the gguf package. Format: ggml's docs/gguf.md.
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.engine.contract.model_config import ModelFileError
+
+MAGIC = b"GGUF"
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+_SCALARS[12] = "d"
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One stored tensor; `shape` is outermost first, unlike in the file."""
+
+    shape: tuple[int, ...]
+    ggml_type: int
+    offset: int
+    """From the start of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Metadata and tensor table of a file.
+
+    Raises:
+        ModelFileError: not a GGUF file, a version that is not 2 or 3, or a header cut short.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != MAGIC:
+            raise ModelFileError(f"{path}: not a GGUF file")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _parse(_Cursor(data, 4))
+            except (struct.error, UnicodeDecodeError, IndexError) as error:
+                raise ModelFileError(f"{path}: broken GGUF header: {error}") from error
+
+
+def _parse(cursor: "_Cursor") -> GgufHeader:
+    version = cursor.scalar("I")
+    if version not in (2, 3):
+        raise ModelFileError(f"GGUF version {version} is not supported, only 2 and 3")
+    num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
+    metadata = {}
+    for _ in range(num_keys):
+        key = cursor.string()
+        metadata[key] = cursor.value(cursor.scalar("I"))
+    found = []
+    for _ in range(num_tensors):
+        name = cursor.string()
+        dims = cursor.scalars("Q", cursor.scalar("I"))
+        found.append((name, dims[::-1], cursor.scalar("I"), cursor.scalar("Q")))
+    align = int(metadata.get("general.alignment", 32))
+    start = -(-cursor.at // align) * align
+    tensors = {name: TensorInfo(dims, kind, start + at) for name, dims, kind, at in found}
+    return GgufHeader(metadata, tensors)
+
+
+class _Cursor:
+    """Reads little-endian values one after the other."""
+
+    def __init__(self, data: mmap.mmap, at: int) -> None:
+        self._data = data
+        self.at = at
+
+    def scalar(self, code: str) -> Any:
+        return self.scalars(code, 1)[0]
+
+    def scalars(self, code: str, count: int) -> tuple[Any, ...]:
+        layout = f"<{count}{code}"
+        values = struct.unpack_from(layout, self._data, self.at)
+        self.at += struct.calcsize(layout)
+        return values
+
+    def string(self) -> str:
+        (size,) = struct.unpack_from("<Q", self._data, self.at)
+        start = self.at + 8
+        self.at = start + size
+        if self.at > len(self._data):
+            raise IndexError("a string runs past the end")
+        return self._data[start : self.at].decode("utf-8", errors="strict")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            item, count = self.scalar("I"), self.scalar("Q")
+            if item in _SCALARS:
+                return list(self.scalars(_SCALARS[item], count))
+            return [self.value(item) for _ in range(count)]
+        if kind not in _SCALARS:
+            raise ModelFileError(f"unknown GGUF value type {kind}")
+        return self.scalar(_SCALARS[kind])

@@ -1,0 +1,66 @@
+"""The text parts of a Hugging Face folder: tokenizer, chat template and end-of-sequence ids."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.common.text.assets import TextAssets
+from services.engine.contract.model_config import ModelFileError
+from services.engine.model_files.json_keys import read_json
+from services.engine.model_files.spm_file import read_spm
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def folder_eos(folder: Path) -> tuple[int, ...]:
+    """All end-of-sequence ids; generation_config.json has the last word."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        value = read_json(path).get("eos_token_id") if path.exists() else None
+        if value is not None:
+            return tuple(value) if isinstance(value, list) else (value,)
+    return ()
+
+
+def folder_text(folder: Path) -> TextAssets:
+    """Tokenizer and chat template of a folder; needs no torch.
+
+    Raises:
+        ModelFileError: neither a tokenizer.json nor a tokenizer.model that can be served.
+    """
+    config_path = folder / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.exists() else {}
+    special = {name: _token(config[name]) for name in _TOKEN_NAMES if config.get(name)}
+    return TextAssets.of(
+        tokenizer_json=_tokenizer(folder),
+        chat_template=_template(folder, config),
+        special_tokens=special,
+        add_bos=bool(config.get("add_bos_token", False)),
+    )
+
+
+def _tokenizer(folder: Path) -> bytes:
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return path.read_bytes()
+    path = folder / "tokenizer.model"
+    if path.exists():
+        return read_spm(path).to_str().encode()
+    raise ModelFileError(
+        f"{folder}: tokenizer.json is missing, and so is tokenizer.model (SentencePiece)"
+    )
+
+
+def _token(value: Any) -> str:
+    return str(value["content"]) if isinstance(value, dict) else str(value)
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template") or ""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        return str(named.get("default", ""))
+    return str(template)

@@ -1,0 +1,96 @@
+"""JSON files of a model folder, and their keys with the types that they must have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from services.engine.contract.model_config import ModelFileError
+
+
+def read_json(path: Path) -> Any:
+    """The file's value.
+
+    Raises:
+        ModelFileError: no such file, or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path}: {error}") from error
+
+
+class Keys:
+    """An object of a file; every error names the file and the key.
+
+    A key that is null counts as one that is missing: transformers writes both.
+    """
+
+    def __init__(self, raw: dict[str, Any], where: str) -> None:
+        self._raw = raw
+        self.where = where
+        """The file, and within it the object, for messages."""
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._raw
+
+    def __getitem__(self, key: str) -> Any:
+        return self._raw[key]
+
+    def get(self, key: str) -> Any:
+        """The value as it is; None if it is missing."""
+        return self._raw.get(key)
+
+    def part(self, *names: str) -> "Keys":
+        """The object of the first of these keys that has more than an empty one.
+
+        Raises:
+            ModelFileError: a key's value is not an object.
+        """
+        for name in names:
+            value = self._raw.get(name) or {}
+            if not isinstance(value, dict):
+                raise ModelFileError(f"{self.where}: {name} must be an object, got {value!r}")
+            if value:
+                return Keys(value, f"{self.where}: {name}")
+        return Keys({}, self.where)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number that is not negative.
+
+        Raises:
+            ModelFileError: it is none, or missing without a default.
+        """
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ModelFileError(f"{self.where}: {key} must be a whole number, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number.
+
+        Raises:
+            ModelFileError: it is none, or missing without a default.
+        """
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelFileError(f"{self.where}: {key} must be a number, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """True or false.
+
+        Raises:
+            ModelFileError: it is neither.
+        """
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise ModelFileError(f"{self.where}: {key} must be true or false, got {value!r}")
+        return value
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self._raw.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise ModelFileError(f"{self.where}: {key!r} is missing")
+        return default

@@ -1,0 +1,140 @@
+"""One round's plan: `SchedulerOutputs`, frozen, and the builder that the scheduler fills."""
+
+from dataclasses import dataclass
+from typing import NewType
+
+from services.engine.scheduling.sequence import Request, Sequence, SequenceMetadata
+
+Step = NewType("Step", int)
+"""Number of a round that was launched; the first is 1."""
+
+_UNKNOWN = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that left the queue in this round."""
+
+    seq: Sequence
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A sequence that lost its blocks in this round and went back to the queue."""
+
+    seq: Sequence
+    lost_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutputs:
+    """What one round computes; everything in it is tagged with its step."""
+
+    step: Step
+    batch: tuple[SequenceMetadata, ...]
+    seqs: tuple[Sequence, ...]
+    """The sequences of `batch`, in its order."""
+    sampled: tuple[int, ...]
+    """Indices in `batch` of the sequences that draw a token, in the order of their rows."""
+    num_batched_tokens: int
+    num_prefill_tokens: int
+    """Of them, those in parts longer than one position."""
+    copies: tuple[tuple[int, int], ...]
+    """Blocks to copy before the forward, (source, target)."""
+    admissions: tuple[Admission, ...]
+    preemptions: tuple[Preemption, ...]
+    released: tuple[Request, ...]
+    """Ended requests whose last block came back while this round was planned."""
+
+
+class RoundBuilder:
+    """The round that is being planned."""
+
+    def __init__(self, step: Step, budget: int) -> None:
+        self.step = step
+        self.budget = budget
+        self.promised = 0
+        """Blocks in flight that sequences of this round have already been told to wait for."""
+        self.admissions: list[Admission] = []
+        self.preemptions: list[Preemption] = []
+        self.released: list[Request] = []
+        self._batch: list[SequenceMetadata] = []
+        self._seqs: list[Sequence] = []
+        self._sampled: list[int] = []
+        self._num_prefill = 0
+        self._num_tokens = 0
+
+    def add_decode(self, seq: Sequence) -> None:
+        """The next single position of a sequence; its input may still be in flight."""
+        start = seq.num_computed
+        known = start < len(seq.tokens)
+        token_ids = (seq.tokens[start],) if known else _UNKNOWN
+        self._submit(seq, token_ids, None if known else seq.inflight_row, sample=True)
+
+    def add_chunk(self, seq: Sequence, count: int) -> None:
+        """The next `count` known positions of a sequence."""
+        start, end = seq.num_computed, seq.num_computed + count
+        self._submit(seq, tuple(seq.tokens[start:end]), None, sample=end == len(seq.tokens))
+        self._num_prefill += count if count > 1 else 0
+
+    def freeze(self, copies: tuple[tuple[int, int], ...]) -> SchedulerOutputs:
+        """The finished plan."""
+        return SchedulerOutputs(
+            step=self.step,
+            batch=tuple(self._batch),
+            seqs=tuple(self._seqs),
+            sampled=tuple(self._sampled),
+            num_batched_tokens=self._num_tokens,
+            num_prefill_tokens=self._num_prefill,
+            copies=copies,
+            admissions=tuple(self.admissions),
+            preemptions=tuple(self.preemptions),
+            released=tuple(self.released),
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be computed."""
+        return not self._batch
+
+    def _submit(
+        self, seq: Sequence, token_ids: tuple[int, ...], prev_row: int | None, *, sample: bool
+    ) -> None:
+        start, count = seq.num_computed, len(token_ids)
+        end = start + count
+        table = seq.block_table
+        if seq.wants_prompt_logprobs and seq.prompt_logprobs_next < end:
+            meta = _with_prompt_logprobs(seq, token_ids, prev_row, sample)
+            seq.prompt_logprobs_next = end
+        else:
+            meta = SequenceMetadata(seq.seq_id, start, token_ids, prev_row, table, sample)
+        self._batch.append(meta)
+        if sample:
+            seq.inflight += 1
+            seq.inflight_row = len(self._sampled)
+            self._sampled.append(len(self._seqs))
+        self._seqs.append(seq)
+        seq.num_computed = end
+        seq.last_step = self.step
+        if start < seq.num_prompt <= end:
+            seq.prompt_step = self.step
+        self._num_tokens += count
+        self.budget -= count
+
+
+def _with_prompt_logprobs(
+    seq: Sequence, token_ids: tuple[int, ...], prev_row: int | None, sample: bool
+) -> SequenceMetadata:
+    end = seq.num_computed + len(token_ids)
+    return SequenceMetadata(
+        seq.seq_id,
+        seq.num_computed,
+        token_ids,
+        prev_row,
+        seq.block_table,
+        sample,
+        prompt_logprobs_from=seq.prompt_logprobs_next,
+        next_prompt_token=seq.tokens[end] if end < seq.num_prompt else None,
+        num_prompt_top_logprobs=seq.request.params.top_logprobs,
+    )

@@ -1,0 +1,146 @@
+"""tool_choice, response format and reasoning together as one constraint on the output.
+
+The result is a structural tag. Which schema came to stand where in it is kept, so that a refusal
+can name the tool or the field that the caller knows.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from inferfleet_proto.v1 import inference_pb2
+from services.common.errors import InvalidArgumentError
+from services.gateway.answers.call_format import (
+    ANY_OBJECT,
+    CallFormat,
+    Format,
+    either,
+    sequence,
+    text,
+)
+from services.gateway.answers.profile import ChatProfile
+from services.gateway.answers.tools import ToolUse
+
+Owners = Mapping[str, str]
+"""JSON pointer of a part of the tag → the caller's field that it came from."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is sent to the engine."""
+
+    constraint: inference_pb2.Constraint | None
+    owners: Owners = field(default_factory=dict)
+
+
+def constrain(
+    profile: ChatProfile, use: ToolUse, own: inference_pb2.Constraint | None, thinking: str
+) -> Wanted:
+    """Decide what must hold.
+
+    Args:
+        own: the caller's constraint on the answer.
+        thinking: "closed": the answer begins at once; "open": the prompt ends in the mark that
+            begins reasoning; "free": the model decides. Reasoning itself is not constrained.
+
+    Raises:
+        InvalidArgumentError: two of them exclude each other.
+    """
+    if use.required and own is not None:
+        _refuse("constraint", "cannot be had together with a tool_choice that demands a call")
+    if use.parsed and profile.tools == "deepseek_v4" and (use.required or own is not None):
+        _refuse("chat.tool_choice", "calls of this model cannot be enforced; auto is served")
+    calls = CallFormat(profile, use)
+    parts = []
+    if use.parsed:
+        wanted = calls.some() if use.required or own is not None else calls.among_text()
+        parts += [wanted] if wanted is not None else []
+    if not parts and (own is None or thinking == "closed"):
+        return Wanted(own)
+    named = [(part, f"chat.tools[{index}].parameters") for part, index in calls.schemas]
+    if own is not None:
+        base, name = _own_format(own)
+        parts.append(base)
+        named.append((base, name))
+    return _tagged(_gated(profile, calls, either(parts), thinking), named)
+
+
+def _gated(profile: ChatProfile, calls: CallFormat, whole: Format, thinking: str) -> Format:
+    """After the reasoning, if there is any."""
+    marks = profile.marks
+    if thinking == "closed" or marks is None:
+        return whole
+    end = calls.mark(marks.end)
+    inside: Format = {
+        "type": "tag",
+        "begin": "",
+        "content": {"type": "any_text"},
+        "end": end["value"] if end["type"] == "const_string" else end,
+    }
+    space: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}
+    if thinking == "open":
+        return sequence(inside, space, whole)
+    if whole["type"].endswith("triggered_tags"):
+        return whole  # its free text holds the reasoning
+    return either([sequence(calls.mark(marks.begin), inside, space, whole), whole])
+
+
+def _own_format(own: inference_pb2.Constraint) -> tuple[Format, str]:
+    """A constraint as a part of a structural tag, and its field."""
+    kind = str(own.WhichOneof("kind"))
+    name = f"constraint.{kind}"
+    if kind == "json_object":
+        return {"type": "json_schema", "json_schema": ANY_OBJECT}, name
+    if kind == "choice":
+        return either([text(choice) for choice in own.choice.texts]), name
+    if kind == "regex":
+        return {"type": "regex", "pattern": own.regex}, name
+    if kind == "ebnf":
+        return {"type": "grammar", "grammar": own.ebnf}, name
+    try:
+        inner = json.loads(getattr(own, kind))
+    except (ValueError, RecursionError) as error:
+        _refuse(name, f"not JSON: {error}")
+    if kind == "json_schema":
+        return {"type": "json_schema", "json_schema": inner}, name
+    if not isinstance(inner, dict) or not isinstance(inner.get("format"), dict):
+        _refuse(name, "needs a format, to be had together with tools or reasoning")
+    return dict(inner["format"]), name
+
+
+def _tagged(whole: Format, named: Sequence[tuple[Format, str]]) -> Wanted:
+    tag = {"type": "structural_tag", "format": whole}
+    constraint = inference_pb2.Constraint(structural_tag=json.dumps(tag, ensure_ascii=False))
+    return Wanted(constraint, dict(_owners(tag, "", named)))
+
+
+def _owners(node: Any, path: str, parts: Sequence[tuple[Format, str]]) -> Iterator[tuple[str, str]]:
+    """Where each part stands; the same one may stand twice, with and without reasoning."""
+    for part, name in parts:
+        if node is part:
+            yield f"{path}/json_schema" if part["type"] == "json_schema" else path, name
+            return
+    members = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, member in members:
+        if isinstance(member, dict | list):
+            yield from _owners(member, f"{path}/{key}", parts)
+
+
+def in_callers_words(error: InvalidArgumentError, owners: Owners) -> InvalidArgumentError:
+    """A refusal of the tag as one of the field that the caller wrote."""
+    name = "constraint.structural_tag"
+    if not error.violations or error.violations[0].field != name or not owners:
+        return error
+    problem = error.message.removeprefix(f"{name}:").strip()
+    found = [pointer for pointer in owners if problem.startswith(pointer)]
+    if found:
+        pointer = max(found, key=len)
+        owner, problem = owners[pointer], problem.removeprefix(pointer)
+    else:
+        owner = min(owners.values())
+    return InvalidArgumentError.for_field(owner, problem, reason=error.reason)
+
+
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise InvalidArgumentError.for_field(name, problem)

@@ -1,0 +1,95 @@
+"""The tools of a request and what may be done with them, checked."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from inferfleet_proto.v1 import inference_pb2
+from services.common.errors import InvalidArgumentError
+from services.common.text.tool_schema import schema_of
+
+MAX_TOOLS = 128
+MAX_ALL_CHARS = 512 * 1024
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MODES = inference_pb2.ToolChoice
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One function."""
+
+    name: str
+    schema: Mapping[str, Any]
+    """Of its arguments; always an object's."""
+    strict: bool | None
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a request offers and demands."""
+
+    tools: tuple[Tool, ...]
+    required: bool = False
+    """At least one call, enforced."""
+    named: str = ""
+    """The one tool to call; "" for any."""
+    parallel: bool = True
+    parsed: bool = True
+    """False: what looks like a call stays text."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tools."""
+        return frozenset(tool.name for tool in self.tools)
+
+
+def read_tools(chat: inference_pb2.Chat) -> ToolUse:
+    """Understand the tools of a chat and its choice.
+
+    Raises:
+        InvalidArgumentError: naming the field that is wrong.
+    """
+    if len(chat.tools) > MAX_TOOLS:
+        _refuse("chat.tools", f"at most {MAX_TOOLS}, got {len(chat.tools)}")
+    size = sum(tool.ByteSize() for tool in chat.tools)
+    if size > MAX_ALL_CHARS:
+        _refuse("chat.tools", f"at most {MAX_ALL_CHARS} bytes together, got {size}")
+    tools = tuple(_tool(index, tool) for index, tool in enumerate(chat.tools))
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            _refuse(f"chat.tools[{index}].name", f"{name!r} is there twice")
+    mode = chat.tool_choice.mode
+    if mode in (_MODES.MODE_REQUIRED, _MODES.MODE_NAMED) and not tools:
+        _refuse("chat.tool_choice", "there are no tools to call")
+    named = chat.tool_choice.name if mode == _MODES.MODE_NAMED else ""
+    if mode == _MODES.MODE_NAMED and named not in names:
+        _refuse("chat.tool_choice.name", f"{named[:64]!r} is none of the tools")
+    if mode not in _MODES.Mode.values():
+        _refuse("chat.tool_choice.mode", f"{mode} is not known")
+    return ToolUse(
+        tools,
+        required=mode in (_MODES.MODE_REQUIRED, _MODES.MODE_NAMED),
+        named=named,
+        parallel=not chat.HasField("parallel_tool_calls") or chat.parallel_tool_calls,
+        parsed=bool(tools) and mode != _MODES.MODE_NONE,
+    )
+
+
+def _tool(index: int, tool: inference_pb2.Tool) -> Tool:
+    if not _NAME.fullmatch(tool.name):
+        _refuse(
+            f"chat.tools[{index}].name",
+            f"must be 1 to 64 letters, digits, _ and -, got {tool.name[:64]!r}",
+        )
+    schema = schema_of(index, tool)
+    if schema.get("type", "object") != "object":
+        _refuse(f"chat.tools[{index}].parameters", "must be a schema of type object")
+    if not schema.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}:
+        schema = {"type": "object", **schema}
+    return Tool(tool.name, schema, tool.strict if tool.HasField("strict") else None)
+
+
+def _refuse(field: str, problem: str) -> NoReturn:
+    raise InvalidArgumentError.for_field(field, problem)

@@ -1,0 +1,86 @@
+"""A registry for fleets without etcd: asks a fixed list of engines what they serve."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+
+from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
+from services.common.rpc import Membership
+
+log = logging.getLogger(__name__)
+
+ASK_EVERY_S = 2.0
+ASK_TIMEOUT_S = 5.0
+
+
+class StaticEngines:
+    """A view (see catalog.View) over GetInfo of the named engines."""
+
+    def __init__(self, addresses: Sequence[str], membership: Membership) -> None:
+        self._membership = membership
+        self._channels = {address: membership.channel(address) for address in addresses}
+        self._known: dict[str, bytes] = {}
+        self._version = 0
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether any engine has answered."""
+        return bool(self._known)
+
+    def snapshot(self) -> Mapping[str, bytes]:
+        """Address to EngineInfo as JSON, for the engines that answered last time."""
+        return dict(self._known)
+
+    async def wait_change(self, version: int) -> int:
+        """Return the newer version once there is one."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._version > version)
+            return self._version
+
+    async def start(self) -> None:
+        """Ask all once, then keep asking."""
+        await self._ask_all()
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Stop asking and close the channels; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            await self._ask_all()
+
+    async def _ask_all(self) -> None:
+        answers = await asyncio.gather(*(self._ask(address) for address in self._channels))
+        known = {address: value for address, value in answers if value is not None}
+        if known != self._known:
+            async with self._changed:
+                self._known = known
+                self._version += 1
+                self._changed.notify_all()
+
+    async def _ask(self, address: str) -> tuple[str, bytes | None]:
+        channel = self._channels[address]
+        stub: Any = engine_pb2_grpc.EngineStub(channel)
+        try:
+            info = await stub.GetInfo(
+                engine_pb2.GetInfoRequest(),
+                metadata=self._membership.metadata,
+                timeout=ASK_TIMEOUT_S,
+            )
+        except grpc.aio.AioRpcError as error:
+            log.debug("engine %s does not answer: %s", address, error.code().name)
+            return address, None
+        return address, json_format.MessageToJson(info, indent=None).encode()

@@ -1,0 +1,150 @@
+"""What can be said of a request without its model's help, before any costly work.
+
+The bounds are the contract's. The engine checks again: it may be called without a gateway.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable
+from typing import Any, NoReturn
+
+from inferfleet_proto.v1 import inference_pb2
+from services.common.errors import InvalidArgumentError, plain
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_BIASED_IDS = 300
+MAX_CHOICE_TEXTS = 1000
+MAX_CONSTRAINT_CHARS = 64 * 1024
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+# field of SamplingParams → (low, high, low itself is excluded)
+_SAMPLING_BOUNDS: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0, 2, False),
+    "top_p": (0, 1, True),
+    "top_k": (0, 2**31 - 1, False),
+    "min_p": (0, 1, False),
+    "n": (1, 16, False),
+    "presence_penalty": (-2, 2, False),
+    "frequency_penalty": (-2, 2, False),
+    "repetition_penalty": (0, 10, True),
+}
+
+
+def check_request(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
+    """Refuse what can never be served.
+
+    Raises:
+        InvalidArgumentError: naming the first field at fault by its path in the proto.
+    """
+    _check_sampling(request.sampling, vocab_size)
+    _check_stop(request.stop, vocab_size)
+    if request.response.HasField("top_logprobs"):
+        _between("response.top_logprobs", request.response.top_logprobs, 0, 20)
+    _check_constraint(request.constraint)
+    _check_prompt(request, vocab_size)
+
+
+def request_id_problem(request_id: str) -> str:
+    """What is wrong with a caller's request id; empty if nothing."""
+    if _REQUEST_ID.fullmatch(request_id):
+        return ""
+    return "must be 1 to 128 printable ASCII characters without spaces"
+
+
+def refuse(field: str, problem: str) -> NoReturn:
+    """Raise the error of one field."""
+    raise InvalidArgumentError.for_field(field, problem)
+
+
+def _check_sampling(sampling: inference_pb2.SamplingParams, vocab_size: int) -> None:
+    for name, (low, high, open_low) in _SAMPLING_BOUNDS.items():
+        if sampling.HasField(name):
+            _between(f"sampling.{name}", getattr(sampling, name), low, high, open_low=open_low)
+    if len(sampling.logit_bias) > MAX_BIASED_IDS:
+        refuse("sampling.logit_bias", f"at most {MAX_BIASED_IDS} ids")
+    for token_id, bias in sampling.logit_bias.items():
+        _between(f"sampling.logit_bias[{token_id}]", bias, -100, 100)
+    _check_ids("sampling.logit_bias", sampling.logit_bias, vocab_size)
+    _check_id_list("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+    _check_id_list("sampling.bad_token_ids", sampling.bad_token_ids, vocab_size)
+
+
+def _check_stop(stop: inference_pb2.StopParams, vocab_size: int) -> None:
+    if stop.HasField("max_tokens"):
+        _between("stop.max_tokens", stop.max_tokens, 1, 2**31 - 1)
+    if stop.HasField("min_tokens"):
+        most = stop.max_tokens if stop.HasField("max_tokens") else 2**31 - 1
+        _between("stop.min_tokens", stop.min_tokens, 0, most)
+    if len(stop.stop_strings) > MAX_STOP_STRINGS:
+        refuse("stop.stop_strings", f"at most {MAX_STOP_STRINGS} strings")
+    for index, text in enumerate(stop.stop_strings):
+        if not 1 <= len(text) <= MAX_STOP_CHARS:
+            refuse(f"stop.stop_strings[{index}]", f"must have 1 to {MAX_STOP_CHARS} characters")
+    _check_id_list("stop.stop_token_ids", stop.stop_token_ids, vocab_size)
+
+
+def _check_constraint(constraint: inference_pb2.Constraint) -> None:
+    kind = constraint.WhichOneof("kind")
+    if kind is None or kind == "json_object":
+        return
+    if kind == "choice":
+        texts = constraint.choice.texts
+        if not 1 <= len(texts) <= MAX_CHOICE_TEXTS or not all(texts):
+            refuse("constraint.choice", f"needs 1 to {MAX_CHOICE_TEXTS} texts, none empty")
+        length = sum(map(len, texts))
+    else:
+        length = len(getattr(constraint, kind))
+        if not length:
+            refuse(f"constraint.{kind}", "must not be empty")
+    if length > MAX_CONSTRAINT_CHARS:
+        refuse(f"constraint.{kind}", f"has over {MAX_CONSTRAINT_CHARS} characters")
+
+
+def _check_prompt(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        refuse("prompt", "one of text, chat and token_ids is needed")
+    if kind == "text" and not request.text:
+        refuse("text", "must not be empty")
+    if kind == "token_ids":
+        if not request.token_ids.ids:
+            refuse("token_ids.ids", "must not be empty")
+        _check_ids("token_ids.ids", request.token_ids.ids, vocab_size)
+    if kind == "chat":
+        check_chat(request.chat)
+
+
+def check_chat(chat: inference_pb2.Chat) -> None:
+    """Refuse a chat of more parts than a template is to be asked to walk through.
+
+    Raises:
+        InvalidArgumentError: naming what is too many.
+    """
+    for field, parts, most in (
+        ("chat.messages", chat.messages, MAX_MESSAGES),
+        ("chat.tools", chat.tools, MAX_TOOLS),
+    ):
+        if len(parts) > most:
+            refuse(field, f"at most {most}, got {len(parts)}")
+
+
+def _check_id_list(field: str, ids: Collection[int], vocab_size: int) -> None:
+    if len(ids) > vocab_size:
+        refuse(field, f"has {len(ids)} ids, more than the vocabulary of {vocab_size}")
+    _check_ids(field, ids, vocab_size)
+
+
+def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    highest = max(ids, default=-1)
+    if highest >= vocab_size:
+        refuse(field, f"token id {highest} is outside the vocabulary of {vocab_size}")
+
+
+def _between(field: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    below = value <= low if open_low else value < low
+    if math.isnan(value) or below or value > high:
+        bracket = "(" if open_low else "["
+        refuse(field, f"must be in {bracket}{low:g}, {plain(high)}], got {plain(value)}")
