@@ -13,7 +13,7 @@ import platform
 import statistics
 import time
 
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.messages import AddRequest
 from services.engine.contract.runner import SampledToken, SamplerOutput
@@ -23,7 +23,7 @@ from services.engine.core.engine_factory import build_engine
 PROMPT_TOKENS = 128
 
 
-class _IdleRunner(FakeRunner):
+class _IdleRunner(SimulatedRunner):
     """Draws token 1 for every row and computes nothing."""
 
     def execute_main_model(self, step, batch, previous):
@@ -36,7 +36,7 @@ class _IdleRunner(FakeRunner):
 def measure(num_seqs: int, rounds: int) -> dict[str, float]:
     """CPU milliseconds of one decode round with so many running sequences, medians over rounds."""
     # The first decode while the last prompts are still being computed.
-    model = FakeModel(max_model_len=PROMPT_TOKENS + rounds + num_seqs + 64)
+    model = SimulatedModel(max_model_len=PROMPT_TOKENS + rounds + num_seqs + 64)
     config = EngineConfig(
         num_blocks=num_seqs * (model.max_model_len // 32 + 2),
         max_num_seqs=num_seqs,

@@ -31,7 +31,7 @@ _UNWRITTEN = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class FakeModel:
+class SimulatedModel:
     """What the pretended model is like."""
 
     vocab_size: int = 512
@@ -57,7 +57,7 @@ class FakeModel:
         return ExpertShape(self.moe_layers, self.experts, self.slots or self.experts, self.ranks)
 
     @classmethod
-    def parse(cls, text: str) -> "FakeModel":
+    def parse(cls, text: str) -> "SimulatedModel":
         """From `vocab_size=512,token_us=10`; `yes` is the defaults.
 
         Raises:
@@ -76,13 +76,13 @@ class FakeModel:
         return cls(**values)  # type: ignore[arg-type]
 
 
-class FakeRunner:
+class SimulatedRunner:
     """Serves `services.engine.contract.runner.Runner`; see the module's docstring."""
 
     def __init__(
         self,
         block_size: int,
-        model: FakeModel = FakeModel(),
+        model: SimulatedModel = SimulatedModel(),
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._block_size = block_size

@@ -8,7 +8,7 @@ from typing import cast
 from services.common import block_hash
 from services.common.text import TextAssets
 from services.common.text.byte_level import byte_assets
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.runner import Runner, RunnerInfo
 from services.engine.core.constraints import Constraints
@@ -29,7 +29,7 @@ def make_runner(config: EngineConfig, beside: Callable[[], None] = lambda: None)
         beside: called between the loading of torch and that of the weights.
     """
     if config.simulate:
-        return FakeRunner(config.block_size, FakeModel.parse(config.simulate))
+        return SimulatedRunner(config.block_size, SimulatedModel.parse(config.simulate))
     module = importlib.import_module("services.engine.compute.model_runner")
     beside()
     if config.tensor_parallel > 1:

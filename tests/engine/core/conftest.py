@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner, checksum_of, next_token
+from services.engine.compute.simulated_runner import (
+    SimulatedModel,
+    SimulatedRunner,
+    checksum_of,
+    next_token,
+)
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.messages import AddRequest
 from services.engine.contract.runner import SamplingRow
@@ -15,7 +20,7 @@ from services.engine.core.engine_factory import build_engine
 from services.engine.core.llm_engine import LLMEngine
 from services.engine.core.step_result import StepResult
 
-MODEL = FakeModel(vocab_size=64, max_model_len=64, eos=0)
+MODEL = SimulatedModel(vocab_size=64, max_model_len=64, eos=0)
 
 
 @dataclass
@@ -23,7 +28,7 @@ class Driver:
     """Steps an engine and keeps everything that it says, per request and choice."""
 
     engine: LLMEngine
-    model: FakeModel = MODEL
+    model: SimulatedModel = MODEL
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -127,7 +132,7 @@ class Driver:
         assert self.engine.load().running_requests == self.engine.load().waiting_requests == 0
 
 
-def oracle(message: AddRequest, choice: int, model: FakeModel, limit: int):
+def oracle(message: AddRequest, choice: int, model: SimulatedModel, limit: int):
     params = message.params
     continued = message.continued[choice] if choice < len(message.continued) else []
     history = [*message.prompt_token_ids, *continued]
@@ -157,11 +162,11 @@ def make_driver() -> Iterator[MakeDriver]:
     """Makes drivers; fields are those of EngineConfig. Engines end idle, with all blocks back."""
     drivers: list[Driver] = []
 
-    def make(model: FakeModel = MODEL, runner=None, now_ns=None, **fields) -> Driver:
+    def make(model: SimulatedModel = MODEL, runner=None, now_ns=None, **fields) -> Driver:
         config = EngineConfig(
             **{"num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 32, **fields}
         )
-        engine = build_engine(config, runner or (lambda: FakeRunner(config.block_size, model)))
+        engine = build_engine(config, runner or (lambda: SimulatedRunner(config.block_size, model)))
         if now_ns is not None:
             engine = LLMEngine(config, engine.worker, engine.limits, now_ns)
         drivers.append(Driver(engine, model))

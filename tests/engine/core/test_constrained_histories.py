@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.messages import AddRequest
 from services.engine.contract.sampling_params import Constraint, SamplingParams
 from services.engine.core.constraints import Constraints
@@ -24,7 +24,7 @@ from services.engine.grammar.structured_output import SOMatcherBuilder
 from services.engine.grammar.wire import Setup
 
 EOS, EOS_2 = 258, 256
-MODEL = FakeModel(vocab_size=320, max_model_len=96, eos=EOS)
+MODEL = SimulatedModel(vocab_size=320, max_model_len=96, eos=EOS)
 LIST = {"type": "array", "items": {"enum": ["ab", "c"]}, "minItems": 1, "maxItems": 3}
 NOBODY = Constraint("ebnf", "root ::= nobody")
 KINDS = {
@@ -55,7 +55,7 @@ prompts = st.builds(
 _SEEN: set[str] = set()
 
 
-class TwoEnds(FakeRunner):
+class TwoEnds(SimulatedRunner):
     """A model with two end tokens."""
 
     def describe(self):

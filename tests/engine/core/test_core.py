@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from services.engine.compute.simulated_runner import FakeRunner
+from services.engine.compute.simulated_runner import SimulatedRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreEnd, LinkClosedError
 from services.engine.contract.messages import AddRequest, Shutdown
@@ -15,7 +15,7 @@ from services.engine.core.process import run_core
 CONFIG = EngineConfig(num_blocks=64, block_size=4)
 
 
-class BrokenRunner(FakeRunner):
+class BrokenRunner(SimulatedRunner):
     """Its third forward fails."""
 
     def execute_main_model(self, step, batch, previous):
@@ -56,7 +56,7 @@ def harness():
     made = []
 
     def make(runner=None):
-        made.append(Harness(runner or (lambda: FakeRunner(4))))
+        made.append(Harness(runner or (lambda: SimulatedRunner(4))))
         return made[-1]
 
     yield make

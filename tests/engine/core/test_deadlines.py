@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from services.common.errors import DeadlineExceededError, ResourceExhaustedError
-from services.engine.compute.simulated_runner import FakeModel
+from services.engine.compute.simulated_runner import SimulatedModel
 from services.engine.contract.messages import AddRequest
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.core.deadlines import Deadlines, refusal
 
-QUIET = FakeModel(vocab_size=64, max_model_len=512, eos=63)
+QUIET = SimulatedModel(vocab_size=64, max_model_len=512, eos=63)
 SLOW = replace(QUIET, token_us=1000.0, max_model_len=4096)
 """1,000 positions a second at most, whatever the machine."""
 

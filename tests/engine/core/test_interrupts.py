@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import services.engine.offline.llm
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.offline.llm import LLM
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[n, 2, 3] for n in range(1, 10)]
 ENGINE = str(Path(services.engine.offline.llm.__file__).parent)
-MODEL = FakeModel(vocab_size=256, eos=255)
+MODEL = SimulatedModel(vocab_size=256, eos=255)
 
 
 def make(runner=None):
@@ -155,7 +155,7 @@ def interrupt_line(number, call):
     return False
 
 
-class Failing(FakeRunner):
+class Failing(SimulatedRunner):
     """Its third round fails."""
 
     def execute_main_model(self, step, batch, previous):

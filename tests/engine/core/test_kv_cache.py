@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from services.common.config.settings import ConfigError
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.kv_cache import CacheEngine, KVCacheManager, kv_budget
 
-INFO = replace(FakeRunner(32, FakeModel(max_model_len=1024)).describe(), kv_bytes_per_block=1000)
+INFO = replace(
+    SimulatedRunner(32, SimulatedModel(max_model_len=1024)).describe(), kv_bytes_per_block=1000
+)
 
 
 def test_budgets_are_fractions_or_sizes():

@@ -11,14 +11,14 @@ from services.common.errors import (
     ResourceExhaustedError,
     UnimplementedError,
 )
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.runner import SamplerOutput
 from services.engine.contract.sampling_params import Constraint
 
-QUIET = FakeModel(vocab_size=64, max_model_len=512, eos=63)
+QUIET = SimulatedModel(vocab_size=64, max_model_len=512, eos=63)
 
 
-class GatedRunner(FakeRunner):
+class GatedRunner(SimulatedRunner):
     """Forwards from the second on wait until the test lets them go."""
 
     def __init__(self):
@@ -30,7 +30,7 @@ class GatedRunner(FakeRunner):
         return super().execute_main_model(step, batch, previous)
 
 
-class SpoiltRunner(FakeRunner):
+class SpoiltRunner(SimulatedRunner):
     """Reports rows as not finite or empty in chosen rounds."""
 
     def __init__(self, nan=(), empty=()):
@@ -64,7 +64,7 @@ def test_tokens_of_a_round_come_back_before_the_next_forward_ends(make_driver):
 def test_a_sequence_that_reaches_its_limit_in_flight_is_not_scheduled_again(make_driver):
     batches = []
 
-    class Watching(FakeRunner):
+    class Watching(SimulatedRunner):
         def execute_main_model(self, step, batch, previous):
             batches.append(len(batch))
             return super().execute_main_model(step, batch, previous)

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from services.engine.compute.simulated_runner import FakeModel
+from services.engine.compute.simulated_runner import SimulatedModel
 from services.engine.contract.config import POLICIES
 from services.engine.contract.messages import AddRequest
 from services.engine.contract.sampling_params import SamplingParams
@@ -48,7 +48,7 @@ def test_backlogged_tenants_get_equal_tokens_whatever_they_ask(make_driver):
 
 
 def test_the_short_prompt_passes_the_long_one(make_driver):
-    model = FakeModel(vocab_size=64, max_model_len=512, eos=0)
+    model = SimulatedModel(vocab_size=64, max_model_len=512, eos=0)
     driver = make_driver(model, policy="shortest_prefill", max_num_seqs=1, num_blocks=200)
     add(driver, "running")
     driver.step()

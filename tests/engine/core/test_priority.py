@@ -4,10 +4,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from services.engine.compute.simulated_runner import FakeModel
+from services.engine.compute.simulated_runner import SimulatedModel
 from services.engine.scheduling.policies import Victim, choose_victims
 
-QUIET = FakeModel(vocab_size=64, max_model_len=512, eos=63)
+QUIET = SimulatedModel(vocab_size=64, max_model_len=512, eos=63)
 HIGHEST, LOWEST = 2**31 - 1, -(2**31)
 
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.runner import SamplingRow
 from services.engine.core.worker import Worker
 
-QUIET = FakeModel(vocab_size=64, max_model_len=512, eos=63)
+QUIET = SimulatedModel(vocab_size=64, max_model_len=512, eos=63)
 LONG = replace(QUIET, max_model_len=16_384)
 
 
-class Watching(FakeRunner):
+class Watching(SimulatedRunner):
     """Remembers the steps of both stages, and what each was given."""
 
     def __init__(self, block_size=4, model=QUIET):

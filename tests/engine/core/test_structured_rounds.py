@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.sampling_params import Constraint
 from services.engine.core.constraints import Constraints
 from services.engine.grammar.structured_output import SOMatcher, SOMatcherBuilder
@@ -17,14 +17,14 @@ from services.engine.grammar.wire import Setup
 # The first constraint waits for a process that loads xgrammar.
 pytestmark = pytest.mark.timeout(240)
 EOS, EOS_2 = 258, 256
-MODEL = FakeModel(vocab_size=320, max_model_len=256, eos=EOS)
+MODEL = SimulatedModel(vocab_size=320, max_model_len=256, eos=EOS)
 WORD = Constraint("regex", "[a-f]{3,6}-[0-9]{2}")
 BOMB = Constraint(
     "regex", "|".join(f"{chr(97 + i % 26)}{i}(x|y{{0,100}}){{0,40}}" for i in range(400))
 )
 
 
-class TwoEnds(FakeRunner):
+class TwoEnds(SimulatedRunner):
     """A model with two end tokens."""
 
     def describe(self):

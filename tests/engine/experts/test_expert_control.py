@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.runner import ExpertPlacement, PlacementRefusedError
 from services.engine.core.expert_control import LOADS_INTERVAL_S, ExpertControl
 from services.engine.core.worker import Worker
 
-MODEL = FakeModel.parse("experts=3,moe_layers=2,slots=4,ranks=2")
+MODEL = SimulatedModel.parse("experts=3,moe_layers=2,slots=4,ranks=2")
 ROWS = ((0, 1, 2, 2), (2, 1, 0, 0))
 
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    made = Worker(lambda: FakeRunner(4, MODEL))
+    made = Worker(lambda: SimulatedRunner(4, MODEL))
     yield made
     made.close()
 

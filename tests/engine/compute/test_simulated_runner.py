@@ -3,7 +3,12 @@
 import pytest
 
 from services.common.config.settings import ConfigError
-from services.engine.compute.simulated_runner import FakeModel, FakeRunner, checksum_of, next_token
+from services.engine.compute.simulated_runner import (
+    SimulatedModel,
+    SimulatedRunner,
+    checksum_of,
+    next_token,
+)
 from services.engine.contract.runner import SamplingRow, SequenceMetadata
 from services.engine.contract.sampling_params import SamplingParams
 
@@ -18,7 +23,7 @@ def draw(runner, table=(1, 2), start=0, tokens=(5, 6, 7, 8, 9, 10)) -> int:
 
 @pytest.fixture
 def runner():
-    runner = FakeRunner(4, FakeModel(vocab_size=500))
+    runner = SimulatedRunner(4, SimulatedModel(vocab_size=500))
     runner.allocate(4)
     return runner
 
@@ -48,9 +53,9 @@ def test_a_copied_block_holds_the_same(runner):
 
 
 def test_models_are_described_in_a_line():
-    assert FakeModel.parse("yes") == FakeModel()
-    assert FakeModel.parse("vocab_size=9, token_us=2.5").token_us == 2.5
+    assert SimulatedModel.parse("yes") == SimulatedModel()
+    assert SimulatedModel.parse("vocab_size=9, token_us=2.5").token_us == 2.5
     with pytest.raises(ConfigError, match="'size' is none of vocab_size"):
-        FakeModel.parse("size=3")
+        SimulatedModel.parse("size=3")
     with pytest.raises(ConfigError, match="eos='x' is no number"):
-        FakeModel.parse("eos=x")
+        SimulatedModel.parse("eos=x")
