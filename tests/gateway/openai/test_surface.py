@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "openai.md").read_text()
 MODEL = "tiny"
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
