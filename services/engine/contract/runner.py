@@ -1,6 +1,6 @@
 """The seam between orchestration and tensors: what a worker asks of a model runner.
 
-`ModelRunner` (torch) and `SimulatedRunner` (arithmetic, for load simulation and tests) implement it.
+`ModelRunner` (torch) and `SimulatedRunner` (arithmetic, for load simulation) implement it.
 All methods but `describe` run on the worker's one thread, which plays the part of a device stream:
 calls run in the order in which they were handed over. Records of which a round makes hundreds are
 msgspec structs: one is made in a fraction of a frozen dataclass's time.
