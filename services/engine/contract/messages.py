@@ -7,7 +7,7 @@ these records and nothing else of one another. They travel as msgpack (msgspec),
 import msgspec
 
 from services.engine.contract.config import EngineConfig
-from services.engine.contract.runner import ExpertShape
+from services.engine.contract.runner import ExpertPlacement, ExpertShape
 from services.engine.contract.sampling_params import SamplingParams
 
 
@@ -58,18 +58,14 @@ class SetLogLevel(msgspec.Struct, tag=True, frozen=True):
 
 
 class ApplyPlacement(msgspec.Struct, tag=True, frozen=True):
-    """Take this map of experts at the next boundary of rounds for which its weights are ready.
+    """Use this expert placement from the first round for which its weights are loaded.
 
-    Answered by a report whose `placement_version` is this version, or by `placement_rejected`. A
-    newer one that arrives meanwhile takes its place.
+    The core answers with a report whose `placement_version` is the placement's version, or with
+    `placement_rejected`. A newer placement that arrives before the switch replaces this one.
     """
 
-    version: int
-    """Above 0; 0 is the map that an engine starts with."""
-    phy2log: list[list[int]]
-    """[layers with experts, slots] the logical expert in each slot; a rank owns consecutive slots,
-    all ranks equally many."""
-    model_revision: str
+    placement: ExpertPlacement
+    """Its version is at least 1."""
 
 
 class PlacementRejection(msgspec.Struct, frozen=True, array_like=True):

@@ -40,7 +40,7 @@ from services.engine.contract.messages import (
     ToCore,
 )
 from services.engine.contract.model_config import ModelFileError
-from services.engine.contract.runner import ExpertPlacement, Runner
+from services.engine.contract.runner import Runner
 from services.engine.core.engine_factory import build_engine
 from services.engine.core.llm_engine import LLMEngine
 from services.engine.core.step_result import StepResult
@@ -123,9 +123,8 @@ class _Loop:
                     self._engine.refuse(message.request_key, error)
             case AbortRequest():
                 self._engine.abort_request(message.request_key, message.choice)
-            case ApplyPlacement(version=version, phy2log=rows, model_revision=revision):
-                table = tuple(tuple(row) for row in rows)
-                self._engine.experts.want(ExpertPlacement(version, table, revision))
+            case ApplyPlacement(placement=placement):
+                self._engine.experts.want(placement)
             case SendSnapshot():
                 self._snapshot_wanted = True
             case Shutdown():

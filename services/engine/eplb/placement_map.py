@@ -10,7 +10,6 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from services.engine.contract.expert_placement import check_placement
-from services.engine.contract.messages import ApplyPlacement
 from services.engine.contract.runner import ExpertPlacement, ExpertShape, PlacementRefusedError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -51,6 +50,12 @@ class PlacementMap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     balance_after: float | None = None
     author: Name
     created_unix_ms: Count
+
+    def for_core(self, version: int | None = None) -> ExpertPlacement:
+        """The part of the map that the core needs, under this version (default: the map's own)."""
+        return ExpertPlacement(
+            self.version if version is None else version, self.phy2log, self.model_revision
+        )
 
 
 class EngineLoads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,15 +135,6 @@ def count_copies(phy2log: Table, num_experts: int) -> Table:
     return tuple(tuple(count[expert] for expert in range(num_experts)) for count in counts)
 
 
-def message_for(placement: PlacementMap) -> ApplyPlacement:
-    """What the core is told."""
-    return ApplyPlacement(
-        version=placement.version,
-        phy2log=[list(row) for row in placement.phy2log],
-        model_revision=placement.model_revision,
-    )
-
-
 def problem_with(
     placement: PlacementMap, shape: ExpertShape, model_revision: str, *, draft: bool = False
 ) -> str | None:
@@ -149,10 +145,8 @@ def problem_with(
     """
     if placement.num_ranks != shape.num_ranks:
         return f"it is for {placement.num_ranks} ranks, the engine has {shape.num_ranks}"
-    version = 1 if draft else placement.version
-    candidate = ExpertPlacement(version, placement.phy2log, placement.model_revision)
     try:
-        check_placement(candidate, shape, model_revision)
+        check_placement(placement.for_core(1 if draft else None), shape, model_revision)
     except PlacementRefusedError as error:
         return str(error)
     return None

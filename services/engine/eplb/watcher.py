@@ -12,15 +12,14 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from services.common.etcd.client import Changes, EtcdError, KeyValue, Listing, Lost
-from services.engine.contract.messages import ApplyPlacement, RoundReport
-from services.engine.contract.runner import ExpertShape
+from services.engine.contract.messages import RoundReport
+from services.engine.contract.runner import ExpertPlacement, ExpertShape
 from services.engine.eplb.placement_map import (
     Applied,
     MapFormatError,
     PlacementMap,
     Rejection,
     decode,
-    message_for,
     problem_with,
     version_in,
 )
@@ -45,7 +44,7 @@ class PlacementWatcher:
         engine_id: str,
         model_revision: str,
         shape: ExpertShape,
-        send: Callable[[ApplyPlacement], None],
+        send: Callable[[ExpertPlacement], None],
         changed: Callable[[], None],
     ) -> None:
         self._store = store
@@ -126,7 +125,7 @@ class PlacementWatcher:
         log.info("placement %d by %s goes to the core", placement.version, placement.author)
         self._sent[placement.version] = placement
         self._set(replace(self.applied, rejected=None))
-        self._send(message_for(placement))
+        self._send(placement.for_core())
 
     def _reject(self, version: int, reason: str) -> None:
         log.error(

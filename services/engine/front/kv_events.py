@@ -14,7 +14,8 @@ import grpc
 
 from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
 from services.common.block_hash import INDEX_HASH_BYTES
-from services.common.rpc import Membership, raise_if_cancelled
+from services.common.rpc import Membership
+from services.common.tasks import raise_if_cancelled
 from services.engine.contract.messages import (
     CacheEvent,
     ClearedBlocks,

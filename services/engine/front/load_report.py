@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from inferfleet_proto.internal.v1 import engine_pb2
+from services.common.retry_after import retry_after_s
 from services.engine.contract.messages import Load
 
 _LEAST_INTERVAL_S = 0.02
@@ -79,8 +80,7 @@ class LoadBoard:
     @property
     def retry_after_s(self) -> float:
         """When a refused request may come back, by the measured rate of the queue's end."""
-        rate = self.load.drain_requests_per_s
-        return min(30.0, max(0.1, 1 / rate)) if rate > 0 else 1.0
+        return retry_after_s(1, self.load.drain_requests_per_s, at_most_s=30.0)
 
     def report(self) -> engine_pb2.LoadReport:
         """The contract's message of this moment."""

@@ -9,8 +9,8 @@ import numpy as np
 from services.common.config.settings import ConfigError
 from services.common.etcd.config import connect
 from services.common.etcd.registry import Registration
-from services.engine.contract.messages import ApplyPlacement, CoreReady, RoundReport
-from services.engine.contract.runner import ExpertShape
+from services.engine.contract.messages import CoreReady, RoundReport
+from services.engine.contract.runner import ExpertPlacement, ExpertShape
 from services.engine.eplb.controller import PlacementController
 from services.engine.eplb.placement_map import EngineLoads, Table, encode
 from services.engine.eplb.placement_store import PlacementStore, group_of
@@ -36,7 +36,7 @@ class PlacementMember:
         ready: CoreReady,
         shape: ExpertShape,
         engine_id: str,
-        send: Callable[[ApplyPlacement], None],
+        send: Callable[[ExpertPlacement], None],
     ) -> None:
         self._config = config
         self._ready = ready
@@ -126,7 +126,7 @@ def member_of(
     config: FrontConfig,
     ready: CoreReady,
     engine_id: str,
-    send: Callable[[ApplyPlacement], None],
+    send: Callable[[ExpertPlacement], None],
 ) -> PlacementMember | None:
     """The engine's part, or None: a dense model has no placement, and none is set without etcd.
 

@@ -21,7 +21,13 @@ from services.common.text import TextAssets, Tokenizer
 from services.common.text.byte_level import byte_assets
 from services.engine.contract.core_client import CoreClient
 from services.engine.contract.core_link import CoreDiedError
-from services.engine.contract.messages import CoreReady, RoundReport, SendSnapshot, SetLogLevel
+from services.engine.contract.messages import (
+    ApplyPlacement,
+    CoreReady,
+    RoundReport,
+    SendSnapshot,
+    SetLogLevel,
+)
 from services.engine.contract.model_config import ModelFileError
 from services.engine.front.config import FrontConfig
 from services.engine.front.kv_events import KvEventLog, KvEventPublisher, NoKvEvents
@@ -244,7 +250,10 @@ class EngineServer:
 
     def _placement(self, ready: CoreReady) -> Callable[[RoundReport], None] | None:
         member = member_of(
-            self._config, ready, self._engine_id, lambda message: self._core.send([message])
+            self._config,
+            ready,
+            self._engine_id,
+            lambda placement: self._core.send([ApplyPlacement(placement=placement)]),
         )
         if member is None:
             return None

@@ -37,16 +37,16 @@ class Engine:
     def applied(self):
         return self.watcher.applied
 
-    def _core(self, message):
-        self.sent.append(message)
+    def _core(self, placement):
+        self.sent.append(placement)
         loop = asyncio.get_running_loop()
         if self.refuses:
-            no = PlacementRejection(message.version, "rank 1 has no memory")
+            no = PlacementRejection(placement.version, "rank 1 has no memory")
             report = RoundReport(
                 step=1, placement_version=self.applied.version, placement_rejected=no
             )
         else:
-            report = RoundReport(step=1, placement_version=message.version)
+            report = RoundReport(step=1, placement_version=placement.version)
         loop.call_soon(self.watcher.take, report)
 
     async def until(self, holds):
@@ -91,7 +91,7 @@ async def test_a_map_that_was_there_before_and_one_that_comes(store, engine, mak
     await store.write(make_map(row=OTHER), await store.read())
     await one.until(uses(2))
     assert [message.version for message in one.sent] == [1, 2]
-    assert one.sent[1].phy2log == [list(OTHER)] * 2
+    assert one.sent[1].phy2log == (OTHER,) * 2
     assert one.sent[1].model_revision == "sha256:abc"
 
 
@@ -197,7 +197,7 @@ async def test_a_map_written_into_an_emptied_store_gets_the_next_version(
     fresh = make_map(1, row=OTHER, created_unix_ms=2000)
     await store.etcd.put(store.keys.map, encode(fresh))
     await one.until(uses(4))
-    assert one.sent[-1].phy2log == [list(OTHER)] * 2
+    assert one.sent[-1].phy2log == (OTHER,) * 2
     await _until_stored(read_until, store, replace(fresh, version=4))
 
 

@@ -199,15 +199,16 @@ async def test_a_core_applies_maps_idle_and_busy_and_tells_its_loads(tiny_moe: P
         config = _config(tiny_moe, expert_parallel=2, redundant_experts=REDUNDANT)
         ready = await link.start(config)
         assert (ready.experts.num_slots, ready.experts.num_ranks) == (12, 2)
-        rows = [list(row) for row in MAPS[0]]
-        link.send([ApplyPlacement(1, rows, ready.model_revision)])
+        revision = ready.model_revision
+        link.send([ApplyPlacement(ExpertPlacement(1, MAPS[0], revision))])
         (report,) = await _until(link, lambda r: r.placement_version == 1)
         assert (report.step, report.placement_rejected) == (0, None)
-        link.send([ApplyPlacement(2, rows[:1], ready.model_revision)])
+        link.send([ApplyPlacement(ExpertPlacement(2, MAPS[0][:1], revision))])
         (report,) = await _until(link, lambda r: r.placement_rejected is not None)
         assert report.placement_rejected.version == 2
         assert report.placement_version == 1
-        link.send([_request("long", 400), ApplyPlacement(3, rows, ready.model_revision)])
+        third = ApplyPlacement(ExpertPlacement(3, MAPS[0], revision))
+        link.send([_request("long", 400), third])
         reports = await _until(link, lambda r: r.placement_version == 3)
         assert any(report.step for report in reports), "it was not busy"
         loads, deadline, number = None, time.monotonic() + 120, 0
