@@ -6,9 +6,9 @@ from typing import NamedTuple
 from inferfleet_proto.internal.v1 import engine_pb2
 from services.balancer.engines.engine_view import Asked
 from services.common.errors import InvalidArgumentError
+from services.common.request_limits import MAX_CHOICES
 
 DEFAULT_OUTPUT_TOKENS = 128
-MAX_CHOICES = 16
 
 
 class Incoming(NamedTuple):

@@ -1,40 +1,40 @@
-"""All request semantics of the engine, validated once; immutable afterwards.
+"""`SamplingParams`: how one request draws its tokens and when it stops.
 
-The proto's `SamplingParams`, `StopParams` and `ResponseOptions` in one record, with the documented
-defaults filled in. Field names and bounds are the contract's (protos/inferfleet/v1).
+One immutable record holds the proto's `SamplingParams`, `StopParams` and `ResponseOptions` with the
+documented defaults filled in. Field names are the contract's (protos/inferfleet/v1); the bounds are
+in `services/common/request_limits.py`.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from services.common.errors import InvalidArgumentError, plain
+from services.common import request_limits
+from services.common.errors import InvalidArgumentError
 from services.engine.contract import param_types
-
-MAX_CHOICES = 16
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_BIASED_IDS = 300
-MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the output must look like: the kind is the name of the proto's `oneof` field."""
+    """What the output must look like."""
 
     kind: str
+    """Name of the proto's `oneof` field, e.g. `json_schema`."""
     text: str
+    """The schema, expression or grammar; empty for `json_object` and `choice`."""
     choices: tuple[str, ...] = ()
+    """With kind `choice`: the allowed answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request draws its tokens and when it stops.
 
+    The constructor checks types; `validated` checks ranges.
+
     Raises:
-        InvalidArgumentError: a value of a wrong type, by its field's path in the proto. Ranges are
-            checked by `validated`.
+        InvalidArgumentError: a value has the wrong type; the error names the field's path in the
+            proto.
     """
 
     temperature: float = 1.0
@@ -42,25 +42,24 @@ class SamplingParams:
     top_p: float = 1.0
     """(0, 1]; 1 is off."""
     top_k: int = 0
-    """0 is off."""
+    """Number of likeliest tokens kept; 0 is off."""
     min_p: float = 0.0
     """[0, 1]; 0 is off."""
     seed: int | None = None
-    """Unsigned 64 bits. None only until the request is added: then one is drawn for it alone."""
+    """Unsigned 64 bits. None until the request is added; then a random seed is drawn for it."""
     n: int = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs of token id and bias, sorted by id; may be given as a dict."""
+    """Pairs of token id and bias, sorted by id. A dict is accepted."""
     allowed_token_ids: tuple[int, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
-    """None: what is left of the context."""
+    """None: as many as the context has room for."""
     min_tokens: int = 0
     stop_strings: tuple[str, ...] = ()
-    """Found by the front process, which owns the text; the core never sees text. May be given as
-    one text."""
+    """The front process finds them; the core handles tokens only. A single string is accepted."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_in_output: bool = False
@@ -82,14 +81,29 @@ class SamplingParams:
             got = type(self.constraint).__name__
             _refuse("constraint", f"must be a Constraint or None, got {got}")
 
+    @property
+    def has_penalty(self) -> bool:
+        """Whether drawing a token depends on the tokens before it."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
     def validated(self, vocab_size: int) -> Self:
         """Return self if every field is in range.
 
         Raises:
             InvalidArgumentError: naming the first field at fault by its path in the proto.
         """
-        self._check_draw()
-        self._check_penalties()
+        for name, bounds in request_limits.SAMPLING_RANGES.items():
+            request_limits.check_between(f"sampling.{name}", getattr(self, name), bounds)
+        if self.seed is not None:
+            request_limits.check_between("sampling.seed", self.seed, request_limits.SEED_RANGE)
+        request_limits.check_between(
+            "response.top_logprobs", self.top_logprobs, request_limits.TOP_LOGPROBS_RANGE
+        )
+        request_limits.check_logit_bias(self.logit_bias)
         self._check_stops()
         self._check_ids(vocab_size)
         return self
@@ -98,36 +112,15 @@ class SamplingParams:
         """The same parameters with the noise fixed."""
         return replace(self, seed=seed)
 
-    def _check_draw(self) -> None:
-        _between("sampling.temperature", self.temperature, 0, 2)
-        _between("sampling.top_p", self.top_p, 0, 1, open_low=True)
-        _between("sampling.top_k", self.top_k, 0, 2**31 - 1)
-        _between("sampling.min_p", self.min_p, 0, 1)
-        _between("sampling.n", self.n, 1, MAX_CHOICES)
-        if self.seed is not None:
-            _between("sampling.seed", self.seed, 0, 2**64 - 1)
-        _between("response.top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
-
-    def _check_penalties(self) -> None:
-        _between("sampling.presence_penalty", self.presence_penalty, -2, 2)
-        _between("sampling.frequency_penalty", self.frequency_penalty, -2, 2)
-        _between("sampling.repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
-        if len(self.logit_bias) > MAX_BIASED_IDS:
-            _refuse("sampling.logit_bias", f"at most {MAX_BIASED_IDS} ids")
-        for token_id, bias in self.logit_bias:
-            _between(f"sampling.logit_bias[{token_id}]", bias, -100, 100)
-
     def _check_stops(self) -> None:
         if self.max_tokens is not None:
-            _between("stop.max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _between("stop.min_tokens", self.min_tokens, 0, self.max_tokens or 2**31 - 1)
-        if len(self.stop_strings) > MAX_STOP_STRINGS:
-            _refuse("stop.stop_strings", f"at most {MAX_STOP_STRINGS} strings")
-        for index, text in enumerate(self.stop_strings):
-            if not 1 <= len(text) <= MAX_STOP_CHARS:
-                _refuse(
-                    f"stop.stop_strings[{index}]", f"must have 1 to {MAX_STOP_CHARS} characters"
-                )
+            request_limits.check_between(
+                "stop.max_tokens", self.max_tokens, request_limits.MAX_TOKENS_RANGE
+            )
+        request_limits.check_between(
+            "stop.min_tokens", self.min_tokens, request_limits.min_tokens_range(self.max_tokens)
+        )
+        request_limits.check_stop_strings(self.stop_strings)
 
     def _check_ids(self, vocab_size: int) -> None:
         named = (
@@ -144,13 +137,6 @@ class SamplingParams:
 
 def _refuse(name: str, problem: str) -> None:
     raise InvalidArgumentError.for_field(name, problem)
-
-
-def _between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    below = value <= low if open_low else value < low
-    if math.isnan(value) or below or value > high:
-        bracket = "(" if open_low else "["
-        _refuse(name, f"must be in {bracket}{low:g}, {plain(high)}], got {plain(value)}")
 
 
 _OPTIONAL = frozenset({"seed", "max_tokens"})

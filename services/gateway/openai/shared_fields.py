@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from inferfleet_proto.v1 import inference_pb2
+from services.common.request_limits import MAX_BIASED_IDS, MAX_STOP_STRINGS
 from services.gateway.openai.fields import Fields, kind_of, refuse
-from services.gateway.request.checks import MAX_BIASED_IDS, MAX_STOP_STRINGS
 
 # They change nothing in the answer: labels, retention and tiers of a hosted product.
 HARMLESS = (

@@ -3,34 +3,27 @@
 The bounds are the contract's. The engine checks again: it may be called without a gateway.
 """
 
-import math
 import re
 from collections.abc import Collection, Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from inferfleet_proto.v1 import inference_pb2
-from services.common.errors import InvalidArgumentError, plain
+from services.common.errors import InvalidArgumentError
+from services.common.request_limits import (
+    MAX_TOKENS_RANGE,
+    SAMPLING_RANGES,
+    TOP_LOGPROBS_RANGE,
+    check_between,
+    check_logit_bias,
+    check_stop_strings,
+    min_tokens_range,
+)
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_BIASED_IDS = 300
 MAX_CHOICE_TEXTS = 1000
 MAX_CONSTRAINT_CHARS = 64 * 1024
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-# field of SamplingParams → (low, high, low itself is excluded)
-_SAMPLING_BOUNDS: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0, 2, False),
-    "top_p": (0, 1, True),
-    "top_k": (0, 2**31 - 1, False),
-    "min_p": (0, 1, False),
-    "n": (1, 16, False),
-    "presence_penalty": (-2, 2, False),
-    "frequency_penalty": (-2, 2, False),
-    "repetition_penalty": (0, 10, True),
-}
 
 
 def check_request(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
@@ -42,7 +35,7 @@ def check_request(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
     _check_sampling(request.sampling, vocab_size)
     _check_stop(request.stop, vocab_size)
     if request.response.HasField("top_logprobs"):
-        _between("response.top_logprobs", request.response.top_logprobs, 0, 20)
+        check_between("response.top_logprobs", request.response.top_logprobs, TOP_LOGPROBS_RANGE)
     _check_constraint(request.constraint)
     _check_prompt(request, vocab_size)
 
@@ -60,29 +53,22 @@ def refuse(field: str, problem: str) -> NoReturn:
 
 
 def _check_sampling(sampling: inference_pb2.SamplingParams, vocab_size: int) -> None:
-    for name, (low, high, open_low) in _SAMPLING_BOUNDS.items():
+    for name, bounds in SAMPLING_RANGES.items():
         if sampling.HasField(name):
-            _between(f"sampling.{name}", getattr(sampling, name), low, high, open_low=open_low)
-    if len(sampling.logit_bias) > MAX_BIASED_IDS:
-        refuse("sampling.logit_bias", f"at most {MAX_BIASED_IDS} ids")
-    for token_id, bias in sampling.logit_bias.items():
-        _between(f"sampling.logit_bias[{token_id}]", bias, -100, 100)
+            check_between(f"sampling.{name}", getattr(sampling, name), bounds)
+    check_logit_bias(sampling.logit_bias.items())
     _check_ids("sampling.logit_bias", sampling.logit_bias, vocab_size)
     _check_id_list("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size)
     _check_id_list("sampling.bad_token_ids", sampling.bad_token_ids, vocab_size)
 
 
 def _check_stop(stop: inference_pb2.StopParams, vocab_size: int) -> None:
-    if stop.HasField("max_tokens"):
-        _between("stop.max_tokens", stop.max_tokens, 1, 2**31 - 1)
+    most = stop.max_tokens if stop.HasField("max_tokens") else None
+    if most is not None:
+        check_between("stop.max_tokens", most, MAX_TOKENS_RANGE)
     if stop.HasField("min_tokens"):
-        most = stop.max_tokens if stop.HasField("max_tokens") else 2**31 - 1
-        _between("stop.min_tokens", stop.min_tokens, 0, most)
-    if len(stop.stop_strings) > MAX_STOP_STRINGS:
-        refuse("stop.stop_strings", f"at most {MAX_STOP_STRINGS} strings")
-    for index, text in enumerate(stop.stop_strings):
-        if not 1 <= len(text) <= MAX_STOP_CHARS:
-            refuse(f"stop.stop_strings[{index}]", f"must have 1 to {MAX_STOP_CHARS} characters")
+        check_between("stop.min_tokens", stop.min_tokens, min_tokens_range(most))
+    check_stop_strings(stop.stop_strings)
     _check_id_list("stop.stop_token_ids", stop.stop_token_ids, vocab_size)
 
 
@@ -141,10 +127,3 @@ def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
     highest = max(ids, default=-1)
     if highest >= vocab_size:
         refuse(field, f"token id {highest} is outside the vocabulary of {vocab_size}")
-
-
-def _between(field: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    below = value <= low if open_low else value < low
-    if math.isnan(value) or below or value > high:
-        bracket = "(" if open_low else "["
-        refuse(field, f"must be in {bracket}{low:g}, {plain(high)}], got {plain(value)}")

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.compute.sampling.sampling_inputs import has_penalty
 from services.engine.contract.runner import SamplingRow
 
 _NEVER = float("-inf")
@@ -22,7 +21,7 @@ def edit_logits(logits: Tensor, row: SamplingRow) -> None:
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         logits[_ids(ids, logits)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
-    if has_penalty(row):
+    if params.has_penalty:
         _penalise(logits, row)
     if params.allowed_token_ids:
         _keep_only(logits, _ids(params.allowed_token_ids, logits))

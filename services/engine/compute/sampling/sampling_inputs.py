@@ -64,13 +64,5 @@ def is_edited(row: SamplingRow) -> bool:
         or params.bad_token_ids
         or row.forbid_token_ids
         or row.token_mask is not None
-        or has_penalty(row)
-    )
-
-
-def has_penalty(row: SamplingRow) -> bool:
-    """Whether the row's history matters."""
-    params = row.params
-    return bool(
-        params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        or params.has_penalty
     )
