@@ -34,7 +34,7 @@ from services.common.etcd.registry import (
     RegistryView,
 )
 from services.common.service import lifecycle
-from services.common.service.advertise import advertised
+from services.common.service.advertise import advertised_address
 from services.common.service.metrics import MetricsServer
 from services.common.service.telemetry import Telemetry
 
@@ -142,7 +142,7 @@ class BalancerService:
 
     @property
     def _advertised(self) -> str:
-        return advertised(self._config, self.address, self._config.etcd)
+        return advertised_address(self._config, self.address, self._config.etcd)
 
     def _servicer_of(self) -> run_servicer.RunServicer:
         assert self._servicer is not None

@@ -12,6 +12,7 @@ from services.common import errors
 from services.common.rpc import ENGINE_ID_KEY, Membership
 from services.common.rpc.carrier import Link, take
 from services.common.rpc.carrier.link import closed_with
+from services.common.tasks import cancel_requested
 
 log = logging.getLogger(__name__)
 
@@ -235,8 +236,7 @@ def raise_if_aborted(call: Any) -> None:
     Raises:
         CancelledError: the fleet's own, if the peer ended the stream and nobody cancelled us.
     """
-    task = asyncio.current_task()
-    if call.done() and not (task is not None and task.cancelling()):
+    if call.done() and not cancel_requested():
         raise errors.CancelledError("the request was aborted") from None
 
 

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
 from services.common.config.redis_tls import read_files_anew
-from services.common.rpc.ending import ended
+from services.common.tasks import cancel_and_wait
 from services.kvcache.client import Client
 from services.kvcache.primaries import Finder, parse
 
@@ -103,7 +103,7 @@ class Link:
         """Close all connections; idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            await ended(task)
+            await cancel_and_wait(task)
         self._available = False
         await self._finder.close()
         for client in self._clients.values():

@@ -42,6 +42,7 @@ from services.common.etcd.wire import (
 )
 from services.common.rpc.fresh_channel import FreshChannel
 from services.common.rpc.tls_files import TlsFiles
+from services.common.tasks import cancel_requested
 
 __all__ = [
     "Change",
@@ -339,7 +340,7 @@ class _Member:
         try:
             reply = await (call.read() if streamed else call)
         except asyncio.CancelledError:
-            if _told_to_end():
+            if cancel_requested():  # else grpc.aio raised it for a closed channel
                 raise
             raise EtcdUnavailableError("the connection was closed") from None
         finally:
@@ -347,12 +348,6 @@ class _Member:
         if reply is grpc.aio.EOF:
             raise EtcdUnavailableError("etcd ended the stream without an answer")
         return reply
-
-
-def _told_to_end() -> bool:
-    """Whether a CancelledError is meant for us: grpc.aio also raises it for a closed channel."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _write(call: Any, request: Any) -> None:

@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 from services.common.etcd.client import Changes, Etcd, EtcdError, LeaseNotFoundError, Listing, Lost
 
@@ -142,6 +143,20 @@ class Registration:
         if not self._registered.is_set():
             log.info("%s: registered", self._key)
         self._registered.set()
+
+
+class RegistryRecords(Protocol):
+    """What a reader of registry records needs; `RegistryView` is one, tests set their own."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the snapshot is being kept up to date right now."""
+
+    def snapshot(self) -> Mapping[str, bytes]:
+        """Full key → value, as last known; never changes under the reader."""
+
+    async def wait_change(self, version: int) -> int:
+        """Return the current version as soon as it differs from `version`."""
 
 
 class RegistryView:

@@ -372,17 +372,6 @@ def _check_readable(path: str, key: str) -> None:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
 
 
-def raise_if_cancelled() -> None:
-    """Raise CancelledError if this task was told to end and a call kept that to itself.
-
-    A call that fails while its caller is being cancelled may raise its own error instead. A loop
-    that tries again must look here first, or it goes on for ever.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 def remaining_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     """Seconds until the caller's deadline, or None if it set none."""
     left = context.time_remaining()

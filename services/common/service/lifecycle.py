@@ -1,26 +1,30 @@
-"""A service's life: start, announce readiness, wait for SIGTERM or SIGINT, drain, stop.
+"""The life of a service's process: start, announce readiness, wait for a signal, drain, stop.
 
-SIGUSR1 turns debug logging on, and off again.
-
-ready when `start` returns; `stop` is idempotent and safe after a failed start
+`main` is the body of every `__main__.py`. SIGTERM and SIGINT drain the service; a second one cuts
+the drain short. SIGUSR1 switches debug logging on, and off again.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import uvloop
 
-from services.common.config.settings import ConfigError
+from services.common.config.service_config import ServiceConfig
+from services.common.config.settings import ConfigError, load_or_exit
 from services.common.service import telemetry
+from services.common.service.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
+
+Config = TypeVar("Config", bound=ServiceConfig)
 
 
 class Service(Protocol):
@@ -30,30 +34,70 @@ class Service(Protocol):
         """Return when the service serves.
 
         Raises:
-            ConfigError: what it was told cannot be used (status 2, one line).
+            ConfigError: the configuration cannot be used (exit status 2, one line on stderr).
         """
 
     async def drain(self) -> None:
-        """Refuse new work and return when the running work has ended or the grace is over."""
+        """Refuse new work; return when the running work has ended or `drain_grace_s` is over."""
 
     async def stop(self) -> None:
-        """Free everything; called once at the end, also after a failed start."""
+        """Free everything; idempotent, and safe after a failed start."""
 
     async def failed(self) -> str:
-        """Return, with the reason, when the service cannot go on (else never)."""
+        """Return the reason when the service cannot continue; never returns otherwise."""
+
+
+def main(
+    name: str,
+    config_class: type[Config],
+    make: Callable[[Config, Telemetry], Service],
+    *,
+    description: str,
+    attributes: Callable[[Config], Mapping[str, str]] = lambda config: {},
+) -> int:
+    """Run `python -m services.<name>`; returns the exit status of the process.
+
+    The status is 0 after a drain, 1 if the service failed, 2 for an unusable configuration.
+
+    Args:
+        make: makes the service inside the event loop; has no side effects.
+        description: what `--help` shows.
+        attributes: further resource attributes of the service's spans.
+    """
+    prog = f"python -m services.{name}"
+    config = load_or_exit(config_class, sys.argv[1:], prog=prog, description=description)
+    with contextlib.ExitStack() as stack:
+
+        def make_with_telemetry() -> Service:
+            opened = telemetry.setup(
+                name,
+                otlp_endpoint=config.otlp_endpoint,
+                log_level=config.log_level,
+                attributes=attributes(config),
+            )
+            stack.callback(opened.close)
+            return make(config, opened)
+
+        return run(make_with_telemetry, prog=prog)
 
 
 def run(make: Callable[[], Service], *, prog: str) -> int:
-    """Run a service to its end; returns the process's exit status (0 after a drain)."""
+    """Run a service to its end; returns the exit status of the process.
+
+    Args:
+        make: makes the service, inside the event loop and with its signal handlers in place.
+        prog: precedes the message of a ConfigError.
+    """
     return uvloop.run(_run(make, prog))
 
 
 def write_ready(
     path: str, *, service: str, address: str, metrics_address: str, **more: str
 ) -> None:
-    """Announce readiness in `ready_file`, whole or not at all; does nothing for an empty path.
+    """Write `ready_file` atomically; does nothing for an empty path.
 
-    `more` is for services that listen on further ports, e.g. http_address.
+    Args:
+        more: addresses of further ports that the service listens on, e.g. http_address.
     """
     if not path:
         return
@@ -70,16 +114,16 @@ def write_ready(
 
 
 async def never() -> str:
-    """For a service that cannot fail by itself."""
+    """The `failed` of a service that cannot fail by itself."""
     await asyncio.Event().wait()
     return ""
 
 
 async def _run(make: Callable[[], Service], prog: str) -> int:
-    told = asyncio.Event()
+    signalled = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, told.set)
+        loop.add_signal_handler(signum, signalled.set)
     # Until logging is set up: without a handler the signal would end the process.
     loop.add_signal_handler(signal.SIGUSR1, lambda: None)
     service: Service | None = None
@@ -87,10 +131,10 @@ async def _run(make: Callable[[], Service], prog: str) -> int:
         service = make()
         configured = telemetry.log_level()
         loop.add_signal_handler(signal.SIGUSR1, telemetry.toggle_debug, configured)
-        started = await _or_told(service.start(), told)
+        started = await _finish_or_signal(service.start(), signalled)
         if not started:
             return 0
-        return await _serve(service, told)
+        return await _serve(service, signalled)
     except ConfigError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
@@ -99,27 +143,27 @@ async def _run(make: Callable[[], Service], prog: str) -> int:
             await service.stop()
 
 
-async def _serve(service: Service, told: asyncio.Event) -> int:
+async def _serve(service: Service, signalled: asyncio.Event) -> int:
     failure = asyncio.ensure_future(service.failed())
-    signalled = asyncio.ensure_future(told.wait())
-    await asyncio.wait({failure, signalled}, return_when=asyncio.FIRST_COMPLETED)
-    signalled.cancel()
+    signal_wait = asyncio.ensure_future(signalled.wait())
+    await asyncio.wait({failure, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+    signal_wait.cancel()
     if failure.done():
-        log.error("cannot go on: %s", failure.result())
+        log.error("stopping, because the service failed: %s", failure.result())
         return 1
     failure.cancel()
-    told.clear()
+    signalled.clear()
     log.info("draining")
-    await _or_told(service.drain(), told)  # a second signal ends the wait
+    await _finish_or_signal(service.drain(), signalled)
     return 0
 
 
-async def _or_told(work: Awaitable[None], told: asyncio.Event) -> bool:
+async def _finish_or_signal(work: Awaitable[None], signalled: asyncio.Event) -> bool:
     """Whether `work` ended before the signal; it is cancelled otherwise."""
     task = asyncio.ensure_future(work)
-    signalled = asyncio.ensure_future(told.wait())
-    await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
-    signalled.cancel()
+    signal_wait = asyncio.ensure_future(signalled.wait())
+    await asyncio.wait({task, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+    signal_wait.cancel()
     if task.done():
         task.result()
         return True

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from services.common.errors import AlreadyExistsError, FleetError, ResourceExhaustedError
+from services.common.retry_after import retry_after_s
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.messages import (
     AddRequest,
@@ -28,7 +29,6 @@ from services.engine.core.timing import RoundTimer
 from services.engine.core.worker import Worker
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.kv_cache import CacheEngine, KVCacheManager
-from services.engine.scheduling.policies import retry_after_s
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.scheduler_outputs import SchedulerOutputs
 from services.engine.scheduling.sequence import Request, Sequence, SequenceStatus
@@ -111,7 +111,10 @@ class LLMEngine:
             raise ResourceExhaustedError(
                 f"{self._num_waiting} requests wait already",
                 reason="QUEUE_FULL",
-                retry_after_s=retry_after_s(self._num_waiting, self._timer.drain_requests_per_s),
+                # A place in the queue is free once half of it has drained.
+                retry_after_s=retry_after_s(
+                    self._num_waiting / 2, self._timer.drain_requests_per_s
+                ),
             )
         self._make_choices(request, message)
         self._check_deadline(request)

@@ -5,7 +5,6 @@ Speaks length-prefixed msgpack on stdin and stdout: `Setup` and `Ready`, then a 
 Run by `services.engine.grammar.compiler`, never by hand.
 """
 
-import ctypes
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any
 
 import xgrammar
 
+from services.common.service.child_process import die_with_parent
 from services.engine.grammar.schema_form import compiler_schema
 from services.engine.grammar.tag_format import compiler_tag
 from services.engine.grammar.utf8 import breaking_tokens, broken_tokens, pending_tokens
@@ -35,7 +35,6 @@ from services.engine.grammar.wire import (
 MAX_WHITESPACE = 8
 # The engine's own threads go first: streams that run must not feel a compilation.
 _NICE = 5
-_PR_SET_PDEATHSIG = 1
 # How xgrammar writes the characters of a string with a length, and of one without.
 _LOOSE = r"[^\"\\\r\n]"
 _STRICT = r"[^\0-\x1f\"\\\r\n]"
@@ -45,8 +44,7 @@ _PLACE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?(Check failed: .* is false: )?", r
 
 def main() -> int:
     """Serve jobs until stdin closes."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group
     os.nice(_NICE)
     setup = read_frame(sys.stdin.buffer, Setup)

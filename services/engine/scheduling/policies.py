@@ -189,10 +189,3 @@ class PrefillShare:
         self.left -= taken
         if remaining > self._long_above:
             self._long_left -= taken
-
-
-def retry_after_s(waiting: int, drain_per_s: float) -> float:
-    """When a refused request may come back: half the queue's time, within 0.1 to 60 seconds."""
-    if drain_per_s <= 0:
-        return 1.0
-    return min(60.0, max(0.1, waiting / 2 / drain_per_s))

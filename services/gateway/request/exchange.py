@@ -27,8 +27,8 @@ from services.common.errors import (
     UnavailableError,
 )
 from services.common.rpc.continuation import StreamLedger
-from services.common.rpc.interruption import Interruption
 from services.common.service import telemetry
+from services.common.tasks import Interruption
 from services.gateway.balancers import BalancerLostError, Balancers, Metadata, Upstream
 from services.gateway.callers.keys_file import Identity
 from services.gateway.callers.quota.fit import Need, check_fit
@@ -155,7 +155,7 @@ class Exchange:
             async with self._interruption.waiting(self._timeout_s):
                 await self._open()
         except TimeoutError:
-            if self._interruption.told:
+            if self._interruption.requested:
                 cut = self._going_down()
                 self._free(cut)
                 raise cut from None
@@ -183,9 +183,9 @@ class Exchange:
         """
         ledger = self._ledger = StreamLedger(self._request.sampling.n or 1)
         saw = self._observed.saw
-        reading = self.admitted.plan.reading
+        parsing = self.admitted.plan.parsing
         # After the ledger: what carries a stream on must know the text as engines give it.
-        read = reading.stream().take if reading is not None else _unread
+        read = parsing.open_stream().parse if parsing is not None else _unread
         lost = True
         while lost:
             lost = False
@@ -197,7 +197,7 @@ class Exchange:
                         yield said
             except (BalancerLostError, CancelledError) as error:
                 self._upstream.cancel()
-                if not self._interruption.told and not isinstance(error, BalancerLostError):
+                if not self._interruption.requested and not isinstance(error, BalancerLostError):
                     raise
                 if self._observed.complete:
                     return
@@ -227,7 +227,7 @@ class Exchange:
             FleetError: `lost`, if nobody takes it; what a cut stream ends with.
         """
         assert self._upstream is not None
-        if self._interruption.told:
+        if self._interruption.requested:
             raise self._going_down() from None
         if self._upstream.tries >= MAX_TRIES:
             raise lost
@@ -253,7 +253,7 @@ class Exchange:
 
     def cut(self) -> None:
         """The gateway goes down: end with a status, whatever is waited for."""
-        if not self._interruption.now() and self._upstream is not None:
+        if not self._interruption.request() and self._upstream is not None:
             self._upstream.cancel()
 
     def _going_down(self) -> FleetError:
@@ -290,7 +290,7 @@ class Exchange:
                 self._admitted, self._send, self._admit
             )
         except InvalidArgumentError as error:
-            raise self._admitted.plan.in_callers_words(error) from error
+            raise self._admitted.plan.name_callers_field(error) from error
 
     async def _let_in(self) -> Admitted:
         """All that may refuse a request, the cheapest first."""

@@ -1,4 +1,4 @@
-"""Policies: order, victims, shares of the prefill budget, retry hints."""
+"""Policies: order, victims, shares of the prefill budget."""
 
 import hypothesis.strategies as st
 from hypothesis import given
@@ -13,7 +13,6 @@ from services.engine.scheduling.policies import (
     Victim,
     choose_victim,
     in_turn,
-    retry_after_s,
 )
 
 
@@ -129,10 +128,3 @@ def test_the_victim_loses_the_least_work_per_block():
 
 def test_the_youngest_of_equals_is_the_victim():
     assert choose_victim([Victim(i, 0, 8, 2, arrival=i) for i in range(3)]) == 2
-
-
-def test_retry_hints_follow_the_measured_rate():
-    assert retry_after_s(100, 10.0) == 5.0
-    assert retry_after_s(10**6, 1.0) == 60.0
-    assert retry_after_s(1, 1000.0) == 0.1
-    assert retry_after_s(100, 0.0) == 1.0

@@ -10,7 +10,7 @@ import grpc
 from inferfleet_proto.internal.v1 import engine_pb2
 from services.common.rpc.carrier.call import WINDOW_BYTES, CarriedCall
 from services.common.rpc.carrier.outbox import BATCH_BYTES, Outbox
-from services.common.rpc.ending import ended
+from services.common.tasks import cancel_and_wait
 
 RUN_MANY = "/inferfleet.internal.v1.Engine/RunMany"
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
@@ -77,7 +77,7 @@ class Carrier:
         finally:
             self.up = False
             self._call.cancel()
-            await ended(self._writing)
+            await cancel_and_wait(self._writing)
             for call in list(self._calls.values()):
                 call.end(grpc.StatusCode.UNAVAILABLE, problem, b"")
 

@@ -10,8 +10,8 @@ import grpc
 
 from services.common.rpc import Membership
 from services.common.rpc.carrier.carrier import RUN_MANY, Carrier, begun
-from services.common.rpc.ending import ended
 from services.common.rpc.fresh_channel import closed_when_idle
+from services.common.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Link:
             self._carrier.close()
         for task in tasks:
             if task is not None:
-                await ended(task)
+                await cancel_and_wait(task)
         wide, self._wide = self._wide, None
         if wide is not None:
             await wide.close()

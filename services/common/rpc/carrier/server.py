@@ -12,7 +12,7 @@ import grpc
 from inferfleet_proto.internal.v1 import engine_pb2
 from services.common import errors, rpc
 from services.common.rpc.carrier.outbox import BATCH_BYTES, Outbox
-from services.common.rpc.ending import ended
+from services.common.tasks import cancel_and_wait
 
 Pairs = Sequence[tuple[str, Any]]
 _OK = grpc.StatusCode.OK
@@ -194,7 +194,7 @@ class _Conversation:
                 task.cancel()
             tasks = [task for _, task in self._running.values()]
             for task in (reading, writing, empty, *tasks):
-                await ended(task)
+                await cancel_and_wait(task)
             self.gone.set()
 
     def close(self) -> None:

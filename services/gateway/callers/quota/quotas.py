@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from inferfleet_proto.v1 import inference_pb2
-from services.common.rpc.ending import ended
+from services.common.tasks import cancel_and_wait
 from services.gateway.callers.keys_file import Identity
 from services.gateway.callers.quota.local import LocalCounts
 from services.gateway.callers.quota.shared import BEAT_S, CountsAwayError, Running, SharedCounts
@@ -97,7 +97,7 @@ class Quotas:
             await asyncio.wait(pending, timeout=STOP_S)
         beats, self._beats = self._beats, None
         if beats is not None:
-            await ended(beats)
+            await cancel_and_wait(beats)
         if self._shared is not None:
             await self._shared.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from services.common.rpc.ending import ended
+from services.common.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class StreamLog:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._queue.join()
-        await ended(task)
+        await cancel_and_wait(task)
         if not self._queue.empty():
             self._lost(self._queue.qsize())
         with contextlib.suppress(*_PASS_ON):

@@ -1,7 +1,6 @@
 """The edge of every gRPC server: parsing, statuses, membership, TLS, health, endings."""
 
 import asyncio
-import contextlib
 import datetime
 from contextlib import AsyncExitStack
 
@@ -327,29 +326,6 @@ async def test_tls_for_callers_without_a_certificate():
         run = engine_pb2_grpc.EngineStub(channel).Run(engine_pb2.EngineRequest())
         assert [m.delta.text async for m in run] == ["first", "last"]
     await server.stop(None)
-
-
-async def test_a_cancellation_that_a_call_kept_to_itself_is_seen():
-    async def loop():
-        while True:
-            with contextlib.suppress(asyncio.CancelledError):  # as a failing call may do
-                await asyncio.sleep(30)
-            rpc.raise_if_cancelled()
-
-    rpc.raise_if_cancelled()
-    task = asyncio.create_task(loop())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait({task}, timeout=5)
-    assert task.cancelled()
-
-
-async def test_a_timeout_that_passed_is_no_cancellation():
-    try:
-        async with asyncio.timeout(0.01):
-            await asyncio.sleep(30)
-    except TimeoutError:
-        rpc.raise_if_cancelled()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from services.common.service import lifecycle
 
 PROGRAM = """
 import asyncio, sys
-from services.common import lifecycle, telemetry
+from services.common.service import lifecycle, telemetry
 from services.common.config.settings import ConfigError
 
 class Service:
@@ -123,3 +123,50 @@ def test_the_ready_file_is_whole(tmp_path):
         "pid": os.getpid(),
     }
     assert [child.name for child in tmp_path.iterdir()] == ["ready.json"]
+
+
+MAIN = """
+import sys
+from services.common.config.service_config import ServiceConfig
+from services.common.service import lifecycle
+
+class Service:
+    def __init__(self, config, telemetry):
+        self.telemetry = telemetry
+
+    async def start(self):
+        resource = self.telemetry.tracer.resource.attributes
+        print(resource["service.name"], resource["port"], flush=True)
+
+    async def drain(self):
+        pass
+
+    async def stop(self):
+        print("stopped", flush=True)
+
+    async def failed(self):
+        return "the disk is gone"
+
+attributes = lambda config: {"port": str(config.port)}
+sys.exit(lifecycle.main("kvcache", ServiceConfig, Service, description="d", attributes=attributes))
+"""
+
+
+def run_main(*argv):
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *argv], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_main_loads_the_configuration_and_sets_telemetry_up():
+    done = run_main("--port", "7", "--log-level", "error")
+    assert (done.returncode, done.stdout) == (1, "kvcache 7\nstopped\n")
+    line = json.loads(done.stderr)
+    assert (line["service"], line["level"]) == ("kvcache", "error")
+    assert line["message"].endswith("the service failed: the disk is gone")
+
+
+def test_main_refuses_a_bad_configuration_in_the_name_of_the_service():
+    done = run_main("--port", "x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("python -m services.kvcache: ")
