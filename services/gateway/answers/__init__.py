@@ -1,12 +1,13 @@
-"""A chat model's answer taken apart: reasoning, text, calls of tools.
+"""Splits a chat model's answer into content, reasoning and tool calls.
 
-events.py       what a parser says
-marks.py        text up to a mark, with the beginning of a mark held back
-call_json.py    one call as a JSON object, character by character
-reasoning.py    reasoning apart from the answer
-hermes.py, llama3.py, mistral.py, deepseek.py, dsml.py     how families of models write calls
-profile.py      which of these a model needs
-constraint.py   tool_choice as a constraint on the output
-stream.py       the messages of one stream, with their text taken apart
-names.py        the parsers' names
+profile.py      which parsers a model needs
+tools.py        the tools of a request, checked
+plan.py         everything that one chat needs: constraint, visible marks, parsers
+constraint.py, call_format.py    tool_choice and response format as one constraint
+stream.py       splits the messages of one stream
+reasoning.py    separates reasoning from the answer
+base.py and hermes.py, llama3.py, mistral.py, deepseek.py, dsml.py    one parser per call syntax
+events.py       what parsers return
+marks.py        finds marks in text that arrives in pieces
+call_json.py    reads one call as a JSON object, character by character
 """

@@ -1,111 +1,138 @@
-"""What the parsers of calls share: a buffer, worked off step by step."""
+"""The base of the tool-call parsers: a text buffer and the step that reads it next."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from services.gateway.answers.call_json import SPACE, CallObject
-from services.gateway.answers.events import Event, Text, joined
+from services.gateway.answers.call_json import SPACE, CallObject, JsonSpan
+from services.gateway.answers.events import CallArguments, Event, Text, joined
 from services.gateway.answers.marks import cut
 
 
 class BufferedParser(ABC):
-    """Works through `rest` by steps: methods that return whether they got further, or wait for more
-    text unless they are certain. A subclass chooses the next by setting `_step`."""
+    """Runs the current step until it needs more text.
+
+    A step is a method that consumes the start of `rest` and returns whether it made progress. A
+    subclass selects the next step by setting `_step`.
+    """
 
     marks: Sequence[str] = ()
-    """What ends text; no mark begins another."""
+    """Marks that end plain text; no mark is a prefix of another."""
 
     def __init__(self) -> None:
         self.rest = ""
         self.out: list[Event] = []
         self.seen_call = False
-        self._undo = ""
-        """What stood before the object that is being read, should it be no call."""
+        self._unconfirmed = ""
+        """Text before and of the object being read; emitted as text if it is not a call."""
         self._call = CallObject()
-        self._step: Callable[[], bool] = self.text
+        self._span = JsonSpan("0")
+        self._has_text = False
+        """Whether text has begun since the last call."""
+        self._step: Callable[[], bool] = self.parse_text
 
     def feed(self, text: str) -> list[Event]:
         """See Parser."""
         self.rest += text
         while self.rest and self._step():
             pass
-        return self._taken()
+        return self._take_events()
 
     def finish(self) -> list[Event]:
-        """See Parser. What is left of a call that has a mark is no text and not said."""
-        if self._step == self.text and not (self.seen_call and self.rest.isspace()):
+        """See Parser. The rest of an incomplete call that has a mark is dropped."""
+        if self._step == self.parse_text and not (self.seen_call and self.rest.isspace()):
             self.out.append(Text(self.rest))
         elif not self.marked and not self._call.certain:
-            self.out.append(Text(self._undo + self.rest))
+            self.out.append(Text(self._unconfirmed + self.rest))
         self.rest = ""
-        return self._taken()
+        return self._take_events()
 
     @property
     def marked(self) -> bool:
-        """Whether a mark, which no text has by chance, said that a call follows."""
+        """Whether calls begin with a mark, which plain text never contains by chance."""
         return True
 
     @abstractmethod
     def after_mark(self, mark: str) -> None:
-        """A mark was found and taken: choose the step that reads what follows."""
+        """Select the step that reads what follows a mark, which has been removed from `rest`."""
 
-    def text(self) -> bool:
-        """Give text out up to a mark; white space around calls is none."""
-        if self.seen_call and not self._lead:
+    def parse_text(self) -> bool:
+        """Emit text up to the next mark, without the white space around calls."""
+        if self.seen_call and not self._has_text:
             self.rest = self.rest.lstrip()
         found = cut(self.rest, self.marks)
         if found.text:
-            self._lead = True
+            self._has_text = True
             self.out.append(Text(found.text))
         self.rest = found.rest
         if found.mark is None:
             return False
-        self._undo = found.space + found.mark
+        self._unconfirmed = found.space + found.mark
         self.after_mark(found.mark)
         return True
 
-    _lead = False
-    """Whether text has begun since the last call."""
-
     def begin_object(self, call: CallObject) -> None:
-        """Read one object next."""
+        """Read a JSON object that holds a whole call next."""
         self._call = call
-        self._step = self.object
+        self._step = self.parse_object
 
-    def object(self) -> bool:
-        """Read a call's object as far as it is here."""
+    def parse_object(self) -> bool:
+        """Read a call's object as far as it has arrived."""
         taken = self._call.feed(self.rest)
         if not self._call.certain:
-            self._undo += self.rest[:taken]
+            self._unconfirmed += self.rest[:taken]
         self.rest = self.rest[taken:]
-        self.out.extend(self._call.take())
+        self.out.extend(self._call.take_events())
         if self._call.broken:
-            self.no_call()
+            self.emit_unconfirmed()
         elif self._call.done:
             self.end_call()
             self.after_object()
         return True
 
-    def end_call(self) -> None:
-        """A call is over: text may follow, and white space before it is none."""
-        self.seen_call, self._undo, self._lead = True, "", False
-        self._step = self.text
-
     def after_object(self) -> None:
-        """Choose the step after a call's object."""
-        self._step = self.text
+        """Select the step after a call's object."""
+        self._step = self.parse_text
 
-    def no_call(self) -> None:
-        """What was taken for a call is text."""
-        self.out.append(Text(self._undo))
-        self._undo, self._lead = "", True
-        self._step = self.text
+    def begin_arguments(self, brace: int) -> None:
+        """Read the arguments of a call next; `brace` is where they begin in `rest`."""
+        self.out.append(CallArguments("{"))
+        self.rest = self.rest[brace + 1 :]
+        self._span = JsonSpan("{")
+        self._step = self.parse_arguments
+
+    def parse_arguments(self) -> bool:
+        """Emit arguments up to the brace that closes them."""
+        for place, char in enumerate(self.rest):
+            self._span.takes(char)
+            if self._span.done:
+                self.out.append(CallArguments(self.rest[: place + 1]))
+                self.rest = self.rest[place + 1 :]
+                self.after_arguments()
+                return True
+        self.out.append(CallArguments(self.rest))
+        self.rest = ""
+        return False
+
+    def after_arguments(self) -> None:
+        """Select the step after the arguments of `begin_arguments`."""
+        self.end_call()
+
+    def end_call(self) -> None:
+        """End a call: text may follow, without the white space before it."""
+        self.seen_call, self._unconfirmed, self._has_text = True, "", False
+        self._step = self.parse_text
+
+    def emit_unconfirmed(self) -> None:
+        """Emit as text what looked like a call and is none."""
+        self.out.append(Text(self._unconfirmed))
+        self._unconfirmed, self._has_text = "", True
+        self._step = self.parse_text
 
     def skip_space(self) -> bool:
-        """Drop white space; whether anything is left."""
+        """Drop leading white space; returns whether any text is left."""
         self.rest = self.rest.lstrip(SPACE)
         return bool(self.rest)
 
-    def _taken(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         out, self.out = self.out, []
         return joined(out)

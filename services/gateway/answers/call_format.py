@@ -1,5 +1,4 @@
-"""Calls as a structural tag: written as the model's own parser reads them, so that an enforced call
-looks to the model like any other."""
+"""Builds the structural tag of tool calls, in the syntax that the model itself writes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,8 +12,8 @@ Format = dict[str, Any]
 ANY_OBJECT: Format = {"type": "object"}
 
 
-class _Shape(NamedTuple):
-    """What stands before and after a call's arguments, and between calls."""
+class _Syntax(NamedTuple):
+    """The pieces around a call's arguments, and the separator between calls."""
 
     before: list[str]
     after: list[str]
@@ -22,18 +21,18 @@ class _Shape(NamedTuple):
 
 
 class CallFormat:
-    """The formats of one request's calls. `schemas` are the parts that hold a tool's schema."""
+    """The formats of one request's calls."""
 
     def __init__(self, profile: ChatProfile, use: ToolUse) -> None:
         self._profile = profile
         self._use = use
-        self._chosen = [tool for tool in use.tools if not use.named or tool.name == use.named]
+        self._chosen = [tool for tool in use.tools if use.named in (None, tool.name)]
         self.schemas: list[tuple[Format, int]] = []
-        """A part, by identity, and its tool's index."""
+        """Parts that hold a tool's schema, with the tool's index; a part is found by identity."""
 
-    def some(self) -> Format:
-        """One call or more."""
-        calls = self._several()
+    def required_calls(self) -> Format:
+        """One or more calls and nothing else."""
+        calls = self._call_list()
         if self._profile.tools == "deepseek_v3":
             return sequence(
                 self.mark(deepseek_marks.LIST), calls, self.mark(deepseek_marks.LIST_END)
@@ -42,25 +41,26 @@ class CallFormat:
             return sequence(self.mark(mistral.BEGIN), text("["), calls, text("]"))
         return calls
 
-    def among_text(self) -> Format | None:
-        """Free text in which calls hold to their schemas, where something is demanded of them;
-        else None."""
-        demands = not self._use.parallel or any(tool.strict for tool in self._use.tools)
-        if not demands or self._profile.tools == "deepseek_v4":
+    def optional_calls(self) -> Format | None:
+        """Free text in which calls keep to their schemas; None if nothing is to be enforced."""
+        enforced = not self._use.parallel or any(tool.strict for tool in self._use.tools)
+        if not enforced or self._profile.tools == "deepseek_v4":
             return None
-        if self._profile.tools == "llama3":  # no mark tells a call from text: its brace does
+        if self._profile.tools == "llama3":  # a call has no mark: it begins with its brace
             begins: Format = {"type": "regex", "pattern": r"[^\s{]"}
-            return either([self.some(), sequence(begins, {"type": "any_text"})])
+            return either([self.required_calls(), sequence(begins, {"type": "any_text"})])
         if self._profile.tools == "deepseek_v3":
-            return self._triggered(deepseek_marks.LIST, [self._several()], deepseek_marks.LIST_END)
+            return self._triggered(
+                deepseek_marks.LIST, [self._call_list()], deepseek_marks.LIST_END
+            )
         if self._profile.tools == "mistral" and self._profile.listed:
-            return self._triggered(mistral.BEGIN, [text("["), self._several()], "]")
+            return self._triggered(mistral.BEGIN, [text("["), self._call_list()], "]")
         mark = hermes.BEGIN if self._profile.tools == "hermes" else mistral.BEGIN
         tags = [self._tag(tool) for tool in self._chosen]
         return self._dispatch(mark, tags, once=not self._use.parallel)
 
     def _triggered(self, mark: str, content: Sequence[Format], end: str) -> Format:
-        """Text, then perhaps one block of calls, which ends the answer."""
+        """Text, then optionally one block of calls, which ends the answer."""
         inside = content[0] if len(content) == 1 else sequence(*content)
         begin, after = _bare(self.mark(mark)), _bare(self.mark(end))
         tag: Format = {"type": "tag", "begin": begin, "content": inside, "end": after}
@@ -73,23 +73,23 @@ class CallFormat:
             return {"type": "triggered_tags", "triggers": [mark], **among}
         return {"type": "token_triggered_tags", "trigger_tokens": [special], **among}
 
-    def _several(self) -> Format:
+    def _call_list(self) -> Format:
         return {
             "type": "tags_with_separator",
             "tags": [self._tag(tool) for tool in self._chosen],
-            "separator": self._shape("").separator,
+            "separator": self._syntax("").separator,
             "at_least_one": True,
-            "stop_after_first": not self._use.parallel or bool(self._use.named),
+            "stop_after_first": not self._use.parallel or self._use.named is not None,
         }
 
     def mark(self, mark: str) -> Format:
-        """A mark, as the token that it is where no text can hold it."""
+        """A mark: as a token if the model has a special token for it, else as text."""
         special = self._profile.id_of(mark)
         return text(mark) if special is None else {"type": "token", "token": special}
 
     def _tag(self, tool: Tool) -> Format:
-        shape = self._shape(tool.name)
-        before, after = self._joined(shape.before), self._joined(shape.after)
+        syntax = self._syntax(tool.name)
+        before, after = self._as_parts(syntax.before), self._as_parts(syntax.after)
         arguments = self._arguments(tool)
         middle = [*before[1:], arguments, *after[:-1]]
         return {
@@ -99,8 +99,8 @@ class CallFormat:
             "end": _bare(after[-1]) if after else "",
         }
 
-    def _joined(self, pieces: Sequence[str]) -> list[Format]:
-        """Texts and marks as few parts as possible."""
+    def _as_parts(self, pieces: Sequence[str]) -> list[Format]:
+        """Texts and marks as parts, with adjacent texts merged."""
         parts: list[Format] = []
         for piece in pieces:
             part = self.mark(piece)
@@ -117,19 +117,19 @@ class CallFormat:
         self.schemas.append((part, self._use.tools.index(tool)))
         return part
 
-    def _shape(self, name: str) -> _Shape:
+    def _syntax(self, name: str) -> _Syntax:
         if self._profile.tools == "hermes":
             before = [hermes.BEGIN, f'\n{{"name": "{name}", "arguments": ']
-            return _Shape(before, ["}\n", hermes.END], "\n")
+            return _Syntax(before, ["}\n", hermes.END], "\n")
         if self._profile.tools == "llama3":
-            return _Shape([f'{{"name": "{name}", "parameters": '], ["}"], "; ")
+            return _Syntax([f'{{"name": "{name}", "parameters": '], ["}"], "; ")
         if self._profile.tools == "deepseek_v3":
             return self._deepseek(name)
         if self._profile.listed:
-            return _Shape([f'{{"name": "{name}", "arguments": '], ["}"], ", ")
-        return _Shape([mistral.BEGIN, name, mistral.ARGUMENTS], [], "")
+            return _Syntax([f'{{"name": "{name}", "arguments": '], ["}"], ", ")
+        return _Syntax([mistral.BEGIN, name, mistral.ARGUMENTS], [], "")
 
-    def _deepseek(self, name: str) -> _Shape:
+    def _deepseek(self, name: str) -> _Syntax:
         call, separator, end = (
             deepseek_marks.CALL,
             deepseek_marks.SEPARATOR,
@@ -137,25 +137,25 @@ class CallFormat:
         )
         if self._profile.fenced:
             before = [call, "function", separator, f"{name}\n```json\n"]
-            return _Shape(before, ["\n```", end], "\n")
-        return _Shape([call, name, separator], [end], "")
+            return _Syntax(before, ["\n```", end], "\n")
+        return _Syntax([call, name, separator], [end], "")
 
 
 def sequence(*elements: Format) -> Format:
-    """One after the other."""
+    """All elements, in this order."""
     return {"type": "sequence", "elements": list(elements)}
 
 
 def either(elements: Sequence[Format]) -> Format:
-    """One of them."""
+    """One of the elements."""
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
 
 
 def text(value: str) -> Format:
-    """These very characters."""
+    """Exactly these characters."""
     return {"type": "const_string", "value": value}
 
 
 def _bare(part: Format) -> Any:
-    """As `begin` and `end` of a tag have it: a text itself, or a token."""
+    """A part in the form of a tag's `begin` and `end`: the text itself, or a token."""
     return part["value"] if part["type"] == "const_string" else part

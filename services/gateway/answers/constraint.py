@@ -1,7 +1,7 @@
-"""tool_choice, response format and reasoning together as one constraint on the output.
+"""Combines tool_choice, response format and reasoning into one constraint on the output.
 
-The result is a structural tag. Which schema came to stand where in it is kept, so that a refusal
-can name the tool or the field that the caller knows.
+The result is a structural tag. The place of each schema in it is recorded, so that an error of the
+engine can name the tool or the field that the caller wrote.
 """
 
 import json
@@ -20,56 +20,59 @@ from services.gateway.answers.call_format import (
     text,
 )
 from services.gateway.answers.profile import ChatProfile
+from services.gateway.answers.reasoning import ReasoningStart
 from services.gateway.answers.tools import ToolUse
 
 Owners = Mapping[str, str]
-"""JSON pointer of a part of the tag → the caller's field that it came from."""
+"""JSON pointer of a part of the tag → the caller's field that the part comes from."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is sent to the engine."""
+class OutputConstraint:
+    """The constraint for the engine; None if the output is free."""
 
     constraint: inference_pb2.Constraint | None
     owners: Owners = field(default_factory=dict)
 
 
 def constrain(
-    profile: ChatProfile, use: ToolUse, own: inference_pb2.Constraint | None, thinking: str
-) -> Wanted:
-    """Decide what must hold.
+    profile: ChatProfile, use: ToolUse, own: inference_pb2.Constraint | None, start: ReasoningStart
+) -> OutputConstraint:
+    """Combine the constraints of one request. Reasoning itself is never constrained.
 
     Args:
         own: the caller's constraint on the answer.
-        thinking: "closed": the answer begins at once; "open": the prompt ends in the mark that
-            begins reasoning; "free": the model decides. Reasoning itself is not constrained.
+        start: what the prompt decides about reasoning.
 
     Raises:
-        InvalidArgumentError: two of them exclude each other.
+        InvalidArgumentError: two constraints exclude each other.
     """
     if use.required and own is not None:
-        _refuse("constraint", "cannot be had together with a tool_choice that demands a call")
+        _refuse("constraint", "cannot be combined with a tool_choice that requires a call")
     if use.parsed and profile.tools == "deepseek_v4" and (use.required or own is not None):
-        _refuse("chat.tool_choice", "calls of this model cannot be enforced; auto is served")
+        _refuse("chat.tool_choice", "tool calls of this model cannot be enforced; use auto")
     calls = CallFormat(profile, use)
     parts = []
     if use.parsed:
-        wanted = calls.some() if use.required or own is not None else calls.among_text()
-        parts += [wanted] if wanted is not None else []
-    if not parts and (own is None or thinking == "closed"):
-        return Wanted(own)
+        enforce = use.required or own is not None
+        part = calls.required_calls() if enforce else calls.optional_calls()
+        parts += [part] if part is not None else []
+    if not parts and (own is None or start == ReasoningStart.CLOSED):
+        return OutputConstraint(own)
     named = [(part, f"chat.tools[{index}].parameters") for part, index in calls.schemas]
     if own is not None:
         base, name = _own_format(own)
         parts.append(base)
         named.append((base, name))
-    return _tagged(_gated(profile, calls, either(parts), thinking), named)
+    return _tagged(_after_reasoning(profile, calls, either(parts), start), named)
 
 
-def _gated(profile: ChatProfile, calls: CallFormat, whole: Format, thinking: str) -> Format:
-    """After the reasoning, if there is any."""
+def _after_reasoning(
+    profile: ChatProfile, calls: CallFormat, whole: Format, start: ReasoningStart
+) -> Format:
+    """The format after optional reasoning."""
     marks = profile.marks
-    if thinking == "closed" or marks is None:
+    if start == ReasoningStart.CLOSED or marks is None:
         return whole
     end = calls.mark(marks.end)
     inside: Format = {
@@ -79,7 +82,7 @@ def _gated(profile: ChatProfile, calls: CallFormat, whole: Format, thinking: str
         "end": end["value"] if end["type"] == "const_string" else end,
     }
     space: Format = {"type": "regex", "pattern": r"[ \n]{0,4}"}
-    if thinking == "open":
+    if start == ReasoningStart.OPEN:
         return sequence(inside, space, whole)
     if whole["type"].endswith("triggered_tags"):
         return whole  # its free text holds the reasoning
@@ -87,7 +90,7 @@ def _gated(profile: ChatProfile, calls: CallFormat, whole: Format, thinking: str
 
 
 def _own_format(own: inference_pb2.Constraint) -> tuple[Format, str]:
-    """A constraint as a part of a structural tag, and its field."""
+    """The caller's constraint as a part of a structural tag, and the name of its field."""
     kind = str(own.WhichOneof("kind"))
     name = f"constraint.{kind}"
     if kind == "json_object":
@@ -101,22 +104,22 @@ def _own_format(own: inference_pb2.Constraint) -> tuple[Format, str]:
     try:
         inner = json.loads(getattr(own, kind))
     except (ValueError, RecursionError) as error:
-        _refuse(name, f"not JSON: {error}")
+        _refuse(name, f"must be JSON: {error}")
     if kind == "json_schema":
         return {"type": "json_schema", "json_schema": inner}, name
     if not isinstance(inner, dict) or not isinstance(inner.get("format"), dict):
-        _refuse(name, "needs a format, to be had together with tools or reasoning")
+        _refuse(name, "must have a format object when combined with tools or reasoning")
     return dict(inner["format"]), name
 
 
-def _tagged(whole: Format, named: Sequence[tuple[Format, str]]) -> Wanted:
+def _tagged(whole: Format, named: Sequence[tuple[Format, str]]) -> OutputConstraint:
     tag = {"type": "structural_tag", "format": whole}
     constraint = inference_pb2.Constraint(structural_tag=json.dumps(tag, ensure_ascii=False))
-    return Wanted(constraint, dict(_owners(tag, "", named)))
+    return OutputConstraint(constraint, dict(_owners(tag, "", named)))
 
 
 def _owners(node: Any, path: str, parts: Sequence[tuple[Format, str]]) -> Iterator[tuple[str, str]]:
-    """Where each part stands; the same one may stand twice, with and without reasoning."""
+    """The pointer of each part; a part can occur twice, with and without reasoning."""
     for part, name in parts:
         if node is part:
             yield f"{path}/json_schema" if part["type"] == "json_schema" else path, name
@@ -127,8 +130,8 @@ def _owners(node: Any, path: str, parts: Sequence[tuple[Format, str]]) -> Iterat
             yield from _owners(member, f"{path}/{key}", parts)
 
 
-def in_callers_words(error: InvalidArgumentError, owners: Owners) -> InvalidArgumentError:
-    """A refusal of the tag as one of the field that the caller wrote."""
+def name_callers_field(error: InvalidArgumentError, owners: Owners) -> InvalidArgumentError:
+    """Turn the engine's error about the structural tag into one about the caller's field."""
     name = "constraint.structural_tag"
     if not error.violations or error.violations[0].field != name or not owners:
         return error

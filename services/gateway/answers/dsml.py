@@ -1,4 +1,4 @@
-"""DeepSeek V4 and V4.1: calls in DSML, read by DeepSeek's own library, an extra of this project."""
+"""DeepSeek V4 and V4.1: calls in DSML, parsed by DeepSeek's own library (extra `deepseek`)."""
 
 import json
 from typing import Any
@@ -13,31 +13,31 @@ class DsmlParser:
     def __init__(self) -> None:
         library = recipe()
         conversation = library.Conversation([library.UserMessage("")], thinking_mode=False)
-        asked = library.ConversationRequest(conversation, library.ModelVersion.DeepseekV41Flash)
-        generator = library.ChatCompletionRequest.chunk_generator(asked, "", "")
+        request = library.ConversationRequest(conversation, library.ModelVersion.DeepseekV41Flash)
+        generator = library.ChatCompletionRequest.chunk_generator(request, "", "")
         self._library = library
         self._processor = library.StreamProcessor(generator, library.ParsingOptions())
-        self._read(self._processor.push(library.InferenceChunk.ready()))
+        self._read_chunks(self._processor.push(library.InferenceChunk.ready()))
 
     def feed(self, text: str) -> list[Event]:
         """See Parser."""
-        return self._read(self._processor.push(self._library.InferenceChunk.text(text)))
+        return self._read_chunks(self._processor.push(self._library.InferenceChunk.text(text)))
 
     def finish(self) -> list[Event]:
         """See Parser."""
         stop = self._library.InferenceFinishReason.Stop
         chunks = self._processor.push(self._library.InferenceChunk.finish(stop))
-        return self._read([*chunks, *self._processor.finish()])
+        return self._read_chunks([*chunks, *self._processor.finish()])
 
-    def _read(self, chunks: list[Any]) -> list[Event]:
+    def _read_chunks(self, chunks: list[Any]) -> list[Event]:
+        choices = [choice for chunk in chunks for choice in json.loads(chunk.to_json())["choices"]]
         events: list[Event] = []
-        for chunk in chunks:
-            for choice in json.loads(chunk.to_json())["choices"]:
-                delta = choice["delta"]
-                events.append(Text(delta.get("content") or ""))
-                for call in delta.get("tool_calls") or ():
-                    function = call["function"]
-                    if function.get("name"):
-                        events.append(CallBegun(function["name"]))
-                    events.append(CallArguments(function.get("arguments") or ""))
+        for choice in choices:
+            delta = choice["delta"]
+            events.append(Text(delta.get("content") or ""))
+            for call in delta.get("tool_calls") or ():
+                function = call["function"]
+                if function.get("name"):
+                    events.append(CallBegun(function["name"]))
+                events.append(CallArguments(function.get("arguments") or ""))
         return joined(events)

@@ -1,4 +1,4 @@
-"""What a parser says of an answer, in order; joined, the pieces of a kind are the whole."""
+"""What the parsers return: pieces of text, reasoning and tool calls, in the answer's order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what stands before the answer."""
+    """A piece of the reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of a tool; what follows up to the next one are its arguments."""
+    """The start of a tool call; the CallArguments up to the next one belong to it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the JSON text of the last call's arguments."""
+    """A piece of the JSON text of the current call's arguments."""
 
     text: str
 
@@ -37,17 +37,17 @@ Event = Text | Reasoning | CallBegun | CallArguments
 
 
 class Parser(Protocol):
-    """Takes text in pieces. Which pieces does not matter: the joined events are the same."""
+    """Reads text in pieces. The joined events do not depend on how the text is divided."""
 
     def feed(self, text: str) -> list[Event]:
-        """What became certain with this text."""
+        """Add text; returns the events that are now certain."""
 
     def finish(self) -> list[Event]:
-        """What was held back; no text comes any more."""
+        """End the text; returns the events that were held back."""
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Neighbours of one kind as one; empty ones left out."""
+    """Merge adjacent events of one kind and drop empty ones."""
     out: list[Event] = []
     for event in events:
         if isinstance(event, CallBegun):

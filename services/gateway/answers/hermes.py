@@ -1,8 +1,8 @@
-"""Hermes, Qwen2.5 and Qwen3: <tool_call>{"name": …, "arguments": …}</tool_call>, any number."""
+"""Hermes, Qwen2.5 and Qwen3: any number of <tool_call>{"name": …, "arguments": …}</tool_call>."""
 
 from services.gateway.answers.base import BufferedParser
 from services.gateway.answers.call_json import CallObject
-from services.gateway.answers.marks import begins
+from services.gateway.answers.marks import match_prefix
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -16,14 +16,13 @@ class HermesParser(BufferedParser):
         self.begin_object(CallObject())
 
     def after_object(self) -> None:
-        self._step = self._close
+        self._step = self._skip_end
 
-    def _close(self) -> bool:
+    def _skip_end(self) -> bool:
         if not self.skip_space():
             return False
-        found = begins(self.rest, (END,))
-        if found == "":
+        if match_prefix(self.rest, (END,)).pending:
             return False
         self.rest = self.rest.removeprefix(END)
-        self._step = self.text
+        self._step = self.parse_text
         return True

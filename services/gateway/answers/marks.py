@@ -1,35 +1,46 @@
-"""Text up to a mark. The beginning of what may become one is held back, nothing else is."""
+"""Finds marks in text that arrives in pieces. Only what may become a mark is held back."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Cut(NamedTuple):
-    """A buffer, divided: `text` is certain; with a mark, `space` stood between it and the mark."""
+    """A buffer divided at a mark."""
 
     text: str
+    """Certainly plain text."""
     space: str
+    """White space between the text and the mark."""
     mark: str | None
     rest: str
-    """After the mark; without one, what must be held."""
+    """After the mark; without a mark, the text that must be held back."""
+
+
+class PrefixMatch(NamedTuple):
+    """Whether a buffer begins with a mark."""
+
+    mark: str | None
+    """The mark that it begins with."""
+    pending: bool
+    """The buffer is the beginning of a mark: more text is needed to decide."""
 
 
 def cut(buffer: str, marks: Sequence[str]) -> Cut:
-    """Divide at the first of some marks, none of which begins another.
+    """Divide the buffer at the first of the marks, none of which is a prefix of another.
 
-    White space is held as well as the beginning of a mark: before a mark it is no text.
+    White space at the end is held back like the beginning of a mark: before a mark it is not text.
     """
     found = [(place, mark) for mark in marks if (place := buffer.find(mark)) >= 0]
     if found:
         place, mark = min(found)
         text = buffer[:place].rstrip()
         return Cut(text, buffer[len(text) : place], mark, buffer[place + len(mark) :])
-    text = buffer[: len(buffer) - held(buffer, marks)].rstrip()
+    text = buffer[: len(buffer) - pending_length(buffer, marks)].rstrip()
     return Cut(text, "", None, buffer[len(text) :])
 
 
-def held(buffer: str, marks: Sequence[str]) -> int:
-    """Length of the longest end of the buffer that begins a mark."""
+def pending_length(buffer: str, marks: Sequence[str]) -> int:
+    """Length of the longest suffix of the buffer that is the beginning of a mark."""
     longest = max(map(len, marks)) - 1
     for length in range(min(longest, len(buffer)), 0, -1):
         if any(mark.startswith(buffer[-length:]) for mark in marks):
@@ -37,9 +48,9 @@ def held(buffer: str, marks: Sequence[str]) -> int:
     return 0
 
 
-def begins(buffer: str, marks: Sequence[str]) -> str | None:
-    """The mark that the buffer begins with; "" if it may still become one, None if it cannot."""
+def match_prefix(buffer: str, marks: Sequence[str]) -> PrefixMatch:
+    """Compare the start of the buffer with the marks."""
     for mark in marks:
         if buffer.startswith(mark):
-            return mark
-    return "" if any(mark.startswith(buffer) for mark in marks) else None
+            return PrefixMatch(mark, pending=False)
+    return PrefixMatch(None, pending=any(mark.startswith(buffer) for mark in marks))

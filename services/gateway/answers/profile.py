@@ -1,4 +1,4 @@
-"""How one model writes calls and reasoning: as its configuration or its chat template tells."""
+"""How a model writes calls and reasoning, detected from its chat template or configured."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -23,47 +23,47 @@ CALL_MARKS = {
 }
 
 
-class Marker(Protocol):
-    """What is needed of a tokenizer."""
+class SpecialTokens(Protocol):
+    """The part of a tokenizer that is needed here."""
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token by its name."""
+        """The id of a token by its text; None if there is no such token."""
 
     def is_special(self, token_id: int) -> bool:
-        """Whether it does not show in text."""
+        """Whether the token is left out of decoded text."""
 
 
 @dataclass(frozen=True)
 class ChatProfile:
-    """Names of parsers, resolved: never "auto"."""
+    """The names of a model's parsers, resolved: never "auto"."""
 
     tools: str
     reasoning: str
     fenced: bool = False
-    """DeepSeek V3's arguments stand in a fenced block."""
+    """DeepSeek V3: arguments are in a fenced block."""
     listed: bool = True
-    """Mistral's calls stand in a JSON list."""
+    """Mistral: calls are in a JSON list."""
     special: tuple[tuple[str, int], ...] = ()
-    """Marks that are special tokens, with their ids: shown on demand only."""
+    """Marks that are special tokens, with their ids; decoded only on request."""
 
     @property
     def marks(self) -> Marks | None:
-        """Around reasoning, if the model reasons."""
+        """The marks around reasoning; None if the model does not reason."""
         return REASONING_MARKS.get(self.reasoning)
 
-    def shown_ids(self) -> tuple[int, ...]:
-        """Special tokens that the parsers must see."""
-        wanted = set(CALL_MARKS.get(self.tools, ()))
+    def visible_ids(self) -> tuple[int, ...]:
+        """Ids of special tokens that must be decoded, because the parsers read them."""
+        needed = set(CALL_MARKS.get(self.tools, ()))
         if self.marks is not None:
-            wanted |= {self.marks.begin, self.marks.end}
-        return tuple(sorted(token_id for mark, token_id in self.special if mark in wanted))
+            needed |= {self.marks.begin, self.marks.end}
+        return tuple(sorted(token_id for mark, token_id in self.special if mark in needed))
 
     def id_of(self, mark: str) -> int | None:
-        """The id of a mark that is a special token; None for one that is text."""
+        """The id of a mark that is a special token; None if the mark is plain text."""
         return dict(self.special).get(mark)
 
     def configured(self, tools: str, reasoning: str) -> "ChatProfile":
-        """With what an engine was told; "" and "auto" leave what the template says."""
+        """This profile with an engine's configured parsers; "" and "auto" change nothing."""
         auto = ("", "auto")
         return replace(
             self,
@@ -72,12 +72,12 @@ class ChatProfile:
         )
 
 
-def detect(template: str, *, uses_tools: bool, tokenizer: Marker) -> ChatProfile:
-    """The profile of a model by its chat template.
+def detect(template: str, *, uses_tools: bool, tokenizer: SpecialTokens) -> ChatProfile:
+    """Detect a model's profile from its chat template.
 
     Args:
-        uses_tools: whether the template shows tools at all; for one that does not, they are shown
-            as Hermes models know them (services/common/text/tool_prompt.py).
+        uses_tools: whether the template renders tools. If not, a system message describes them in
+            the syntax of Hermes models (services/common/text/tool_prompt.py).
     """
     marks = {mark for group in CALL_MARKS.values() for mark in group}
     marks |= {mark for pair in REASONING_MARKS.values() for mark in (pair.begin, pair.end)}
@@ -86,15 +86,15 @@ def detect(template: str, *, uses_tools: bool, tokenizer: Marker) -> ChatProfile
     if not template and tokenizer.id_of(deepseek_recipe.MARK) is not None:
         return ChatProfile("deepseek_v4", "think", special=special)
     return ChatProfile(
-        tools=_tools(template, uses_tools),
-        reasoning=_reasoning(template),
+        tools=_detect_tools(template, uses_tools),
+        reasoning=_detect_reasoning(template),
         fenced="```json" in template,
         listed=mistral.ARGUMENTS not in template,
         special=special,
     )
 
 
-def _tools(template: str, uses_tools: bool) -> str:
+def _detect_tools(template: str, uses_tools: bool) -> str:
     if not template:
         return "none"
     if not uses_tools:
@@ -106,13 +106,13 @@ def _tools(template: str, uses_tools: bool) -> str:
     if deepseek_marks.LIST in template:
         return "deepseek_v3"
     if hermes.BEGIN in template:
-        # Others put XML between the same marks.
+        # Other models put XML between the same marks.
         xml = "<function=" in template or "<arg_key>" in template
         return "none" if xml else "hermes"
     return "llama3" if "<|start_header_id|>" in template else "none"
 
 
-def _reasoning(template: str) -> str:
+def _detect_reasoning(template: str) -> str:
     for name, marks in REASONING_MARKS.items():
         if marks.end in template:
             return name

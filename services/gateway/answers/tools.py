@@ -1,4 +1,4 @@
-"""The tools of a request and what may be done with them, checked."""
+"""Reads and checks the tools of a request and its tool_choice."""
 
 import re
 from collections.abc import Mapping
@@ -17,35 +17,36 @@ _MODES = inference_pb2.ToolChoice
 
 @dataclass(frozen=True)
 class Tool:
-    """One function."""
+    """One function that the model may call."""
 
     name: str
     schema: Mapping[str, Any]
-    """Of its arguments; always an object's."""
+    """JSON Schema of the arguments; always of type object."""
     strict: bool | None
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What a request offers and demands."""
+    """The tools that a request offers, and which calls it requires."""
 
     tools: tuple[Tool, ...]
     required: bool = False
-    """At least one call, enforced."""
-    named: str = ""
-    """The one tool to call; "" for any."""
+    """At least one call is enforced."""
+    named: str | None = None
+    """The only tool that may be called; None for any."""
     parallel: bool = True
+    """Whether several calls are allowed."""
     parsed: bool = True
-    """False: what looks like a call stays text."""
+    """Whether calls are parsed; otherwise they stay text."""
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tools."""
+        """The names of all tools."""
         return frozenset(tool.name for tool in self.tools)
 
 
 def read_tools(chat: inference_pb2.Chat) -> ToolUse:
-    """Understand the tools of a chat and its choice.
+    """Read and check the tools of a chat and its tool_choice.
 
     Raises:
         InvalidArgumentError: naming the field that is wrong.
@@ -59,15 +60,15 @@ def read_tools(chat: inference_pb2.Chat) -> ToolUse:
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
-            _refuse(f"chat.tools[{index}].name", f"{name!r} is there twice")
+            _refuse(f"chat.tools[{index}].name", f"{name!r} is already the name of another tool")
     mode = chat.tool_choice.mode
     if mode in (_MODES.MODE_REQUIRED, _MODES.MODE_NAMED) and not tools:
-        _refuse("chat.tool_choice", "there are no tools to call")
-    named = chat.tool_choice.name if mode == _MODES.MODE_NAMED else ""
-    if mode == _MODES.MODE_NAMED and named not in names:
-        _refuse("chat.tool_choice.name", f"{named[:64]!r} is none of the tools")
+        _refuse("chat.tool_choice", "requires a call, but there are no tools")
+    named = chat.tool_choice.name if mode == _MODES.MODE_NAMED else None
+    if named is not None and named not in names:
+        _refuse("chat.tool_choice.name", f"{named[:64]!r} is not the name of a tool")
     if mode not in _MODES.Mode.values():
-        _refuse("chat.tool_choice.mode", f"{mode} is not known")
+        _refuse("chat.tool_choice.mode", f"{mode} is not a known mode")
     return ToolUse(
         tools,
         required=mode in (_MODES.MODE_REQUIRED, _MODES.MODE_NAMED),

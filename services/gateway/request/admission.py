@@ -92,7 +92,7 @@ class Door:
             tenant=tenant,
             salt=effective_salt(tenant),
             model_revision=model.pinned,
-            shown_token_ids=plan.shown_ids,
+            shown_token_ids=plan.visible_ids,
         )
         return Admitted(model, text, ids, envelope.SerializeToString(), plan)
 

@@ -109,10 +109,10 @@ def model(wait_for, allowed_ids):
 
 def said(plan, text):
     """Name and arguments of each call, the reasoning and the text of an answer."""
-    parser = plan.reading.calls()
+    parser = plan.parsing.make_call_parser()
     calls, rest, reasoning = [], "", ""
-    if plan.reading.thinking != "closed":
-        reader = ReasoningParser(plan.reading.marks, opened=plan.reading.thinking == "open")
+    if plan.parsing.start != "closed":
+        reader = ReasoningParser(plan.parsing.marks, opened=plan.parsing.start == "open")
         pieces = [*reader.feed(text), *reader.finish()]
         reasoning = "".join(p.text for p in pieces if isinstance(p, Reasoning))
         text = "".join(p.text for p in pieces if isinstance(p, Text))
@@ -215,12 +215,12 @@ def test_what_cannot_be_enforced_names_its_tool():
         plan = planned(ChatProfile("hermes", "think"), asked, rendered)
         with pytest.raises(InvalidArgumentError) as caught:
             check_constraint(Constraint("structural_tag", plan.constraint.structural_tag))
-        told = plan.in_callers_words(caught.value)
+        told = plan.name_callers_field(caught.value)
         assert told.violations[0].field == "chat.tools[2].parameters"
         assert told.message.startswith("chat.tools[2].parameters: /properties/n/multipleOf")
     own = pb.Constraint(json_schema=json.dumps(bad))
     plan = planned(ChatProfile("hermes", "think"), request(pb.ToolChoice.MODE_NONE, constraint=own))
     with pytest.raises(InvalidArgumentError) as caught:
         check_constraint(Constraint("structural_tag", plan.constraint.structural_tag))
-    told = plan.in_callers_words(caught.value)
+    told = plan.name_callers_field(caught.value)
     assert told.message.startswith("constraint.json_schema: /properties/n/multipleOf")

@@ -56,13 +56,13 @@ def test_calls_in_any_pieces(sizes, older):
 
 
 def test_a_prompt_with_tools_and_their_results():
-    asked = chat(reasoning_effort="low")
-    asked.messages.insert(0, pb.ChatMessage(role="system", content="Be brief."))
-    answer = asked.messages.add(role="assistant", reasoning_content="hm")
+    conversation = chat(reasoning_effort="low")
+    conversation.messages.insert(0, pb.ChatMessage(role="system", content="Be brief."))
+    answer = conversation.messages.add(role="assistant", reasoning_content="hm")
     answer.tool_calls.add(id="c", name="f", arguments='{"b": 1}')
-    asked.messages.add(role="tool", content="done", tool_call_id="c")
+    conversation.messages.add(role="tool", content="done", tool_call_id="c")
     for assets in (ASSETS, NEWER):
-        prompt = render_chat(template_of(assets), asked)
+        prompt = render_chat(template_of(assets), conversation)
         assert prompt.startswith(BOS)
         assert '"properties": {"b": {}, "a": {}}' in prompt
         assert 'parameter name="b" string="false">1<' in prompt
@@ -73,46 +73,46 @@ def test_a_prompt_with_tools_and_their_results():
 
 def test_text_that_spells_a_special_token_stays_text():
     template, tokenizer = template_of(ASSETS), Tokenizer(ASSETS)
-    asked = chat(f"x{EOS}y", enable_thinking=False)
-    ids = chat_ids(template, asked)
-    assert tokenizer.decode(ids, skip_special_tokens=False) == render_chat(template, asked)
+    conversation = chat(f"x{EOS}y", enable_thinking=False)
+    ids = chat_ids(template, conversation)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == render_chat(template, conversation)
     assert tokenizer.id_of(EOS) not in ids
     assert ids[0] == tokenizer.id_of(BOS)
     assert ids[-1] == tokenizer.id_of("</think>")
-    assert chat_ids(template_of(byte_assets()), asked) is None
+    assert chat_ids(template_of(byte_assets()), conversation) is None
 
 
 @pytest.mark.parametrize("thinks", [True, False])
 def test_the_plan_of_an_answer(thinks):
-    asked, tokenizer = chat(enable_thinking=thinks), Tokenizer(ASSETS)
+    conversation, tokenizer = chat(enable_thinking=thinks), Tokenizer(ASSETS)
     profile = detect("", uses_tools=True, tokenizer=tokenizer)
-    rendered = render_chat(template_of(ASSETS), asked)
-    request = pb.GenerateRequest(chat=asked)
-    plan = plan_answer(request, read_tools(asked), profile, rendered, tokenizer.token_bytes)
-    assert plan.reading.thinking == ("open" if thinks else "closed")
-    assert {tokenizer.id_of(mark) for mark in (MARK, "</think>")} <= set(plan.shown_ids)
-    stream = plan.reading.stream()
+    rendered = render_chat(template_of(ASSETS), conversation)
+    request = pb.GenerateRequest(chat=conversation)
+    plan = plan_answer(request, read_tools(conversation), profile, rendered, tokenizer.token_bytes)
+    assert plan.parsing.start == ("open" if thinks else "closed")
+    assert {tokenizer.id_of(mark) for mark in (MARK, "</think>")} <= set(plan.visible_ids)
+    stream = plan.parsing.open_stream()
     text = ("hm</think>" if thinks else "") + CALLS
     delta = pb.Delta(text=text, token_ids=tokenizer.encode(text))
     events = [pb.GenerateResponse(delta=delta), pb.GenerateResponse(finished={"reason": 1})]
-    sent = [out for event in events for out in stream.take(event.SerializeToString())]
+    sent = [out for event in events for out in stream.parse(event.SerializeToString())]
     deltas = [pb.GenerateResponse.FromString(raw).delta for raw in sent]
     assert "".join(delta.reasoning for delta in deltas) == ("hm" if thinks else "")
     calls = [delta.tool_call.name for delta in deltas if delta.tool_call.name]
     assert calls == ["f", "g"]
 
 
-def test_a_demanded_call_is_refused():
-    asked, tokenizer = chat(), Tokenizer(ASSETS)
-    asked.tools[0].strict = True  # under auto nothing is enforced, and nothing refused
+def test_a_required_call_is_refused():
+    conversation, tokenizer = chat(), Tokenizer(ASSETS)
+    conversation.tools[0].strict = True  # auto enforces nothing, so strict is accepted
     profile = detect("", uses_tools=True, tokenizer=tokenizer)
-    request = pb.GenerateRequest(chat=asked)
-    plan = plan_answer(request, read_tools(asked), profile, "x", tokenizer.token_bytes)
+    request = pb.GenerateRequest(chat=conversation)
+    plan = plan_answer(request, read_tools(conversation), profile, "x", tokenizer.token_bytes)
     assert plan.constraint is None
-    asked.tool_choice.mode = pb.ToolChoice.MODE_REQUIRED
-    request = pb.GenerateRequest(chat=asked)
+    conversation.tool_choice.mode = pb.ToolChoice.MODE_REQUIRED
+    request = pb.GenerateRequest(chat=conversation)
     with pytest.raises(InvalidArgumentError, match=r"chat\.tool_choice"):
-        plan_answer(request, read_tools(asked), profile, "x", tokenizer.token_bytes)
+        plan_answer(request, read_tools(conversation), profile, "x", tokenizer.token_bytes)
 
 
 @pytest.mark.parametrize("args", [{"depth": 1}, {"messages": []}])
@@ -121,7 +121,7 @@ def test_arguments_that_the_encoding_does_not_know(args):
         render_chat(template_of(ASSETS), chat(**args))
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch):
+def test_without_the_library_the_error_names_the_package(monkeypatch):
     known = builtins.__import__
 
     def missing(name, *rest):

@@ -1,4 +1,4 @@
-"""Calls of tools over gRPC: Generate gives deltas of calls, Complete whole ones."""
+"""Tool calls over gRPC: Generate sends deltas of calls, Complete whole calls."""
 
 import grpc
 import pytest
@@ -13,7 +13,7 @@ CALL = f'<tool_call>\n{{"name": "log_reading", "arguments": {ARGUMENTS}}}\n</too
 
 
 @pytest.fixture(autouse=True)
-def room_for_tools(engine):
+def long_context(engine):
     engine.max_model_len = 8192
 
 
@@ -37,7 +37,7 @@ async def test_deltas_of_calls(gateway, engine):
 
 
 @pytest.mark.parametrize("field", ["echo", "no_text"])
-async def test_what_excludes_tools(stub, field):
+async def test_fields_that_exclude_tools(stub, field):
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
     chat.tools.add(name="f")
     request = pb.GenerateRequest(model=MODEL, chat=chat, response={field: True})

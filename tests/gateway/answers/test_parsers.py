@@ -1,4 +1,4 @@
-"""Each family's calls, whole and in any pieces: what is said is the same."""
+"""The parser of each call syntax: its events do not depend on how the text is divided."""
 
 import json
 
@@ -179,17 +179,17 @@ MAKERS = [
     snippets=st.lists(st.sampled_from(SNIPPETS), max_size=10),
     sizes=steps,
 )
-def test_whatever_a_model_writes_pieces_do_not_matter(maker, snippets, sizes):
+def test_events_do_not_depend_on_the_division_of_any_text(maker, snippets, sizes):
     text = "".join(snippets)
     assert read(maker(), text, sizes) == read(maker(), text)
 
 
 @settings(max_examples=50)
 @given(text=st.text(st.sampled_from('ab <\n{["f|'), max_size=30), sizes=steps)
-def test_what_is_no_call_is_said_in_full(text, sizes):
+def test_text_without_a_call_is_returned_in_full(text, sizes):
     for make in (HermesParser, MistralParser, DeepseekParser, lambda: Llama3Parser(NAMES)):
-        said = read(make(), text, sizes)
-        assert "".join(event.text for event in said) == text
+        events = read(make(), text, sizes)
+        assert "".join(event.text for event in events) == text
 
 
 class TestText:
@@ -206,21 +206,21 @@ class TestText:
         ]
 
     @pytest.mark.parametrize("form", FORMS)
-    def test_a_mark_is_never_said_in_part(self, form):
+    def test_a_mark_is_never_returned_as_text(self, form):
         make, write = FORMS[form]
-        parser, said = make(), []
+        parser, events = make(), []
         for character in write([("f", '{"a": 1}')]):
-            said += parser.feed(character)
-        assert not [event for event in said if isinstance(event, Text)]
+            events += parser.feed(character)
+        assert not [event for event in events if isinstance(event, Text)]
 
-    def test_the_beginning_of_a_mark_that_is_none_is_said_at_once_it_is_certain(self):
+    def test_what_is_not_a_mark_is_returned_once_that_is_certain(self):
         parser = HermesParser()
         assert parser.feed("a <tool") == [Text("a")]
         assert parser.feed("box") == [Text(" <toolbox")]
         assert parser.feed("<tool_") == []
         assert parser.finish() == [Text("<tool_")]
 
-    def test_a_call_that_is_none_is_text_with_its_mark(self):
+    def test_a_mark_without_a_call_is_text(self):
         assert read(HermesParser(), "<tool_call>\nnot JSON</tool_call>") == [
             Text("<tool_call>\nnot JSON</tool_call>")
         ]
@@ -232,7 +232,7 @@ class TestText:
 
 
 class TestArguments:
-    def test_they_come_as_they_are_written(self):
+    def test_arguments_are_returned_as_they_are_written(self):
         parser = HermesParser()
         assert parser.feed('<tool_call>{"name": "f"') == [CallBegun("f")]
         assert parser.feed(', "arguments": {"a') == [CallArguments('{"a')]
@@ -250,7 +250,7 @@ class TestArguments:
             ('{"name": "f", "arguments": 5}', "5"),
         ],
     )
-    def test_odd_ones(self, written, read_as):
+    def test_unusual_calls(self, written, read_as):
         events = read(HermesParser(), f"<tool_call>{written}</tool_call>")
         assert events == [CallBegun("f"), CallArguments(read_as)]
 
@@ -296,7 +296,7 @@ class TestReasoning:
             (False, "", "", ""),
         ],
     )
-    def test_apart(self, opened, text, reasoning, answer):
+    def test_separation(self, opened, text, reasoning, answer):
         for size in (1, 2, 3, 100):
             events = read(ReasoningParser(THINK, opened=opened), text, (size,))
             joined_up = dict.fromkeys((Reasoning, Text), "")
@@ -304,7 +304,7 @@ class TestReasoning:
                 joined_up[type(event)] += event.text
             assert joined_up == {Reasoning: reasoning, Text: answer}
 
-    def test_it_knows_where_it_is(self):
+    def test_state(self):
         parser = ReasoningParser(THINK, opened=False)
         parser.feed("<think>a")
         assert (parser.reasoned, parser.answering) == (True, False)

@@ -39,16 +39,16 @@ def test_by_the_template(template, tools, reasoning):
 def test_only_special_tokens_need_to_be_shown():
     special = ("<s>", "[TOOL_CALLS]", "</s>")
     profile = profile_of(LOOP + "[TOOL_CALLS]", special=special, added=("[ARGS]",))
-    assert profile.shown_ids() == (257,)
+    assert profile.visible_ids() == (257,)
     assert profile.id_of("[TOOL_CALLS]") == 257
     assert profile.id_of("[ARGS]") is None
-    assert profile.configured("none", "").shown_ids() == ()
+    assert profile.configured("none", "").visible_ids() == ()
 
 
-def test_what_an_engine_was_told_counts_for_more():
+def test_configured_parsers_override_the_template():
     profile = profile_of(CHATML)
-    told = profile.configured("llama3", "think")
-    assert (told.tools, told.reasoning) == ("llama3", "think")
+    configured = profile.configured("llama3", "think")
+    assert (configured.tools, configured.reasoning) == ("llama3", "think")
     assert profile.configured("auto", "") == profile
     assert profile.configured("none", "none").tools == "none"
 

@@ -1,4 +1,4 @@
-"""Messages in, messages out: nothing of a token is lost, whatever becomes of its text."""
+"""AnswerStream: every token is sent exactly once, with or without its text."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,30 +7,35 @@ from hypothesis import strategies as st
 from inferfleet_proto.v1 import inference_pb2 as pb
 from services.gateway.answers.hermes import HermesParser
 from services.gateway.answers.reasoning import THINK
-from services.gateway.answers.stream import Reading
+from services.gateway.answers.stream import AnswerParsing
 
 TEXT = 'hm\n</think>\nWell. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def reading(**keys):
-    given_keys = {"marks": THINK, "thinking": "open", "calls": HermesParser, "most_calls": None}
-    return Reading(**{**given_keys, **keys}, token_bytes=lambda token_id: bytes([token_id]))
+def parsing(**keys):
+    given_keys = {
+        "marks": THINK,
+        "start": "open",
+        "make_call_parser": HermesParser,
+        "max_calls": None,
+    }
+    return AnswerParsing(**{**given_keys, **keys}, token_bytes=lambda token_id: bytes([token_id]))
 
 
 def through(keys, sizes, text=TEXT, choice=0):
     """All messages of a stream whose tokens are bytes, in groups of these sizes."""
-    stream = reading(**keys).stream()
+    stream = parsing(**keys).open_stream()
     raw, out, place, turn = text.encode(), [], 0, 0
     while place < len(raw):
         ids = raw[place : place + sizes[turn % len(sizes)]]
         delta = pb.Delta(choice=choice, text=ids.decode(), token_ids=ids, num_tokens=len(ids))
         for token_id in ids:
             delta.logprobs.add(token_id=token_id)
-        out += stream.take(pb.GenerateResponse(delta=delta).SerializeToString())
+        out += stream.parse(pb.GenerateResponse(delta=delta).SerializeToString())
         place, turn = place + len(ids), turn + 1
-    out += stream.take(pb.GenerateResponse(finished={"choice": choice}).SerializeToString())
+    out += stream.parse(pb.GenerateResponse(finished={"choice": choice}).SerializeToString())
     usage = pb.Usage(completion_tokens=len(raw))
-    out += stream.take(pb.GenerateResponse(summary={"usage": usage}).SerializeToString())
+    out += stream.parse(pb.GenerateResponse(summary={"usage": usage}).SerializeToString())
     return [pb.GenerateResponse.FromString(raw) for raw in out]
 
 
@@ -52,10 +57,10 @@ def test_any_grouping_of_tokens(sizes):
     assert [e.WhichOneof("event") for e in events[-2:]] == ["finished", "summary"]
 
 
-def test_tokens_go_out_at_once_while_their_text_is_held():
-    stream = reading(thinking="closed").stream()
+def test_tokens_are_sent_at_once_while_their_text_is_held_back():
+    stream = parsing(start="closed").open_stream()
     raw = pb.GenerateResponse(delta={"text": "<tool", "token_ids": b"<tool", "num_tokens": 5})
-    (out,) = stream.take(raw.SerializeToString())
+    (out,) = stream.parse(raw.SerializeToString())
     delta = pb.GenerateResponse.FromString(out).delta
     assert (delta.text, bytes(delta.token_ids), delta.num_tokens) == ("", b"<tool", 5)
 
@@ -63,14 +68,14 @@ def test_tokens_go_out_at_once_while_their_text_is_held():
 @pytest.mark.parametrize("most", [1, 2])
 def test_calls_beyond_the_limit_are_dropped(most):
     one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    events = through({"thinking": "closed", "most_calls": most}, [4], one * 3)
+    events = through({"start": "closed", "max_calls": most}, [4], one * 3)
     calls = [e.delta.tool_call for e in events if e.delta.WhichOneof("content") == "tool_call"]
     assert len({call.id for call in calls if call.id}) == most
     assert max(call.index for call in calls) == most - 1
 
 
-def test_what_is_not_reasoning_is_not_counted():
-    events = through({"thinking": "free"}, [3], "Just an answer.")
+def test_answer_tokens_are_not_counted_as_reasoning():
+    events = through({"start": "free"}, [3], "Just an answer.")
     assert events[-1].summary.usage.reasoning_tokens == 0
 
 
@@ -79,9 +84,9 @@ def test_reasoning_that_was_cut_is_counted_whole():
     assert events[-1].summary.usage.reasoning_tokens == len("hm, and")
 
 
-def test_ids_that_mistral_takes_back():
+def test_short_ids_for_mistral():
     one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    events = through({"thinking": "closed", "short_ids": True}, [9], one)
+    events = through({"start": "closed", "short_ids": True}, [9], one)
     (call_id,) = {e.delta.tool_call.id for e in events if e.delta.tool_call.id}
     assert len(call_id) == 9
     assert call_id.isalnum()

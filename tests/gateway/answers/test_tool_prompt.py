@@ -1,4 +1,4 @@
-"""Tools in prompts: with templates that know none, and with those that have ways of their own."""
+"""Tools in prompts, for templates with and without support for tools."""
 
 import pytest
 
@@ -26,8 +26,8 @@ def chat(*, system=""):
     return made
 
 
-def rendered(template, asked):
-    return render_chat(ChatTemplate(byte_assets(chat_template=template)), asked)
+def rendered(template, conversation):
+    return render_chat(ChatTemplate(byte_assets(chat_template=template)), conversation)
 
 
 @pytest.mark.parametrize("template", [PLAIN, AS_JSON])
@@ -38,7 +38,7 @@ def test_arguments_as_the_template_joins_them(template):
 
 
 @pytest.mark.parametrize("system", ["", "Be brief."])
-def test_a_template_that_knows_no_tools(system):
+def test_a_template_without_support_for_tools(system):
     text = rendered(CHATML, chat(system=system))
     assert text.count("<|im_start|>system") == 1
     assert ("Be brief.\n\n" in text) is bool(system)
@@ -48,16 +48,16 @@ def test_a_template_that_knows_no_tools(system):
 
 
 def test_without_tools_nothing_is_added():
-    asked = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
-    assert "function" not in rendered(CHATML, asked)
+    conversation = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
+    assert "function" not in rendered(CHATML, conversation)
 
 
 def test_a_result_is_named_by_its_call():
     template = "{% for m in messages %}{{ m.role }}:{{ m.name }} {% endfor %}{{ tools }}"
     assert rendered(template, chat()).startswith("user: assistant: tool:f ")
-    asked = chat()
-    asked.messages[-1].name = "own"
-    assert "tool:own" in rendered(template, asked)
-    asked.messages[-1].ClearField("name")
-    asked.messages[-1].tool_call_id = "other"
-    assert "tool: " in rendered(template, asked)
+    conversation = chat()
+    conversation.messages[-1].name = "own"
+    assert "tool:own" in rendered(template, conversation)
+    conversation.messages[-1].ClearField("name")
+    conversation.messages[-1].tool_call_id = "other"
+    assert "tool: " in rendered(template, conversation)

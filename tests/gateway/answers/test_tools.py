@@ -1,4 +1,4 @@
-"""Tools and choices of a request: each mistake names its field."""
+"""Reading tools and tool_choice: each error names its field."""
 
 import json
 
@@ -10,17 +10,17 @@ from services.common.text.tool_schema import MAX_DEPTH
 from services.gateway.answers.tools import read_tools
 
 
-def deep(levels):
-    """A schema nested so deep."""
+def nested(levels):
+    """A tool whose schema has this many levels."""
     text = '{"a":' * levels + "1" + "}" * levels
     return pb.Chat(tools=[pb.Tool(name="f", parameters_json=text)])
 
 
 def test_the_depth_of_a_schema():
-    assert read_tools(deep(MAX_DEPTH - 1)).tools
+    assert read_tools(nested(MAX_DEPTH - 1)).tools
     for levels in (MAX_DEPTH + 1, 900):
         with pytest.raises(InvalidArgumentError, match=r"chat\.tools\[0\]\.parameters"):
-            read_tools(deep(levels))
+            read_tools(nested(levels))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_depth_of_a_schema():
         ([{"name": "f"}], {"mode": 9}, "chat.tool_choice.mode"),
     ],
 )
-def test_mistakes(tools, choice, field):
+def test_errors(tools, choice, field):
     with pytest.raises(InvalidArgumentError) as caught:
         read_tools(pb.Chat(tools=tools, tool_choice=choice))
     assert caught.value.violations[0].field == field
@@ -55,7 +55,7 @@ def test_mistakes(tools, choice, field):
 def test_defaults():
     chat = pb.Chat(tools=[{"name": "f"}, {"name": "g", "parameters_json": '{"properties": {}}'}])
     use = read_tools(chat)
-    assert (use.required, use.named, use.parallel, use.parsed) == (False, "", True, True)
+    assert (use.required, use.named, use.parallel, use.parsed) == (False, None, True, True)
     assert [tool.schema["type"] for tool in use.tools] == ["object", "object"]
     assert [tool.strict for tool in use.tools] == [None, None]
     assert not read_tools(pb.Chat()).parsed
