@@ -1,12 +1,12 @@
-"""The face for people: clients, the offline `LLM`, the `inferfleet` command, the contract's stubs.
+"""The Python client of an inferfleet gateway, and the offline `LLM`.
 
     from inferfleet import Client
     with Client("127.0.0.1:50051") as client:
         for text in client.generate("Once upon a time", max_tokens=32).texts():
             print(text, end="")
 
-Names are imported on first use, so that the command starts quickly and the client needs only
-grpcio and protobuf.
+Each name is imported on first use. The clients need grpcio and protobuf only; `LLM` and
+`SamplingParams` need the engine, which the published wheel does not contain.
 """
 
 from importlib import import_module
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from inferfleet.errors import FieldViolation, InferfleetError
     from inferfleet.results import Completion, Delta, Finished, Model, Started, Summary
 
-    # The engine's own, by name only: an import here would draw torch into whatever imports us.
+    # `Any`, because an import here would make every importer of this package load torch.
     LLM: Any
     SamplingParams: Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if home.startswith("services"):
             raise ImportError(
-                f"{name} runs the engine in this process and needs a checkout with the `engine` "
-                "extra: pip install -e '.[engine]'"
+                f"{name} runs the engine in this process, and the module {error.name!r} is not "
+                "installed: clone the repository and run `pip install -e '.[engine]'` there"
             ) from error
         raise

@@ -1,4 +1,4 @@
-"""`AsyncClient`: the same calls for asyncio; see `inferfleet.client` for what they mean."""
+"""`AsyncClient`: the calls of `inferfleet.client.Client` for asyncio."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from inferfleet.connection import DEFAULT_ADDRESS, OPTIONS, Ids, Settings, only
+from inferfleet.connection import DEFAULT_ADDRESS, OPTIONS, Ids, Settings, only_model
 from inferfleet.errors import from_rpc
 from inferfleet.requests import GenerateParams, Message, build_request, chat_of
 from inferfleet.results import (
@@ -24,7 +24,7 @@ from inferfleet_proto.v1 import inference_pb2_grpc
 
 
 class AsyncStream:
-    """Events of one request, as they come. Leaving it early cancels the request."""
+    """The events of one request, as they arrive. Leaving the loop early cancels the request."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -53,11 +53,11 @@ class AsyncStream:
         self.cancel()
 
     async def ids(self) -> Ids:
-        """Request, trace and engine; waits until the server has said them."""
+        """The ids of request, trace and engine; waits for the server's initial metadata."""
         return Ids.of(await self._call.initial_metadata())
 
     async def texts(self) -> AsyncGenerator[str, None]:
-        """Only the text of the first choice."""
+        """The text pieces of the first choice; other events are skipped."""
         async for event in self:
             if isinstance(event, Delta) and event.choice == 0 and event.text:
                 yield event.text
@@ -68,9 +68,9 @@ class AsyncStream:
 
 
 class AsyncClient:
-    """A connection to a gateway, or to one engine started with --public.
+    """A connection to a gateway, or to one engine that was started with --public.
 
-    Arguments as for `Client`; made inside a running loop.
+    The arguments are those of `Client`. Create it inside a running event loop.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; streams that still run end."""
+        """Close the connection; running streams are cancelled."""
         await self._channel.close()
 
     async def generate(
@@ -119,13 +119,13 @@ class AsyncClient:
         traceparent: str | None = None,
         **params: Unpack[GenerateParams],
     ) -> AsyncStream:
-        """Start a request and return its stream of events."""
-        named = await self._named(model)
-        request = build_request(named, prompt, messages, token_ids, params)
+        """Start a request and return its stream of events; see `Client.generate`."""
+        name = await self._model_name(model)
+        request = build_request(name, prompt, messages, token_ids, params)
         return AsyncStream(
             self._stub.Generate(
                 request,
-                timeout=self._limit(timeout_s),
+                timeout=self._deadline_s(timeout_s),
                 metadata=self._settings.metadata(traceparent),
             )
         )
@@ -141,14 +141,14 @@ class AsyncClient:
         traceparent: str | None = None,
         **params: Unpack[GenerateParams],
     ) -> Completion:
-        """The whole answer of a request."""
-        named = await self._named(model)
-        request = build_request(named, prompt, messages, token_ids, params)
+        """Run a request and return its whole answer; see `Client.complete`."""
+        name = await self._model_name(model)
+        request = build_request(name, prompt, messages, token_ids, params)
         answer = await self._call(self._stub.Complete, request, timeout_s, traceparent)
         return completion_of(answer)
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """The models that are served."""
+        """The served models."""
         answer = await self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return models_of(answer)
 
@@ -160,8 +160,8 @@ class AsyncClient:
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> Tokens:
-        """The token ids that a prompt would have."""
-        request = pb.TokenizeRequest(model=await self._named(model))
+        """The token ids of a prompt, as the model would receive them."""
+        request = pb.TokenizeRequest(model=await self._model_name(model))
         if messages is not None:
             request.chat.CopyFrom(chat_of(messages, None))
         else:
@@ -177,9 +177,9 @@ class AsyncClient:
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        """The text of token ids."""
+        """Decode token ids to text."""
         request = pb.DetokenizeRequest(
-            model=await self._named(model),
+            model=await self._model_name(model),
             token_ids=token_ids,
             keep_special_tokens=keep_special_tokens,
         )
@@ -193,20 +193,20 @@ class AsyncClient:
         try:
             return await method(
                 request,
-                timeout=self._limit(timeout_s),
+                timeout=self._deadline_s(timeout_s),
                 metadata=self._settings.metadata(traceparent),
             )
         except grpc.aio.AioRpcError as error:
             ids = Ids.of(error.initial_metadata())
             raise from_rpc(error, request_id=ids.request_id, trace_id=ids.trace_id) from error
 
-    def _limit(self, timeout_s: float | None) -> float | None:
+    def _deadline_s(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
 
-    async def _named(self, model: str | None) -> str:
+    async def _model_name(self, model: str | None) -> str:
         name = model or self._model
         if name is None:
             served = await self.models()
-            name = only([one.name for one in served], self._settings.address)
+            name = only_model([one.name for one in served], self._settings.address)
             self._model = name
         return name

@@ -1,4 +1,4 @@
-"""`Client`: a fleet from synchronous Python. Needs grpcio, protobuf and nothing of the services."""
+"""`Client`: requests to a fleet from synchronous Python. Needs grpcio and protobuf only."""
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from inferfleet.connection import DEFAULT_ADDRESS, OPTIONS, Ids, Settings, only
+from inferfleet.connection import DEFAULT_ADDRESS, OPTIONS, Ids, Settings, only_model
 from inferfleet.errors import from_rpc
 from inferfleet.requests import GenerateParams, Message, build_request, chat_of
 from inferfleet.results import (
@@ -24,7 +24,7 @@ from inferfleet_proto.v1 import inference_pb2_grpc
 
 
 class Stream:
-    """Events of one request, as they come. Leaving it early cancels the request.
+    """The events of one request, as they arrive. Leaving the loop early cancels the request.
 
     for event in client.generate("Once upon a time"): …
     """
@@ -57,11 +57,11 @@ class Stream:
 
     @property
     def ids(self) -> Ids:
-        """Request, trace and engine; waits until the server has said them."""
+        """The ids of request, trace and engine; waits for the server's initial metadata."""
         return Ids.of(self._call.initial_metadata())
 
     def texts(self) -> Iterator[str]:
-        """Only the text of the first choice."""
+        """The text pieces of the first choice; other events are skipped."""
         for event in self:
             if isinstance(event, Delta) and event.choice == 0 and event.text:
                 yield event.text
@@ -72,14 +72,15 @@ class Stream:
 
 
 class Client:
-    """A connection to a gateway, or to one engine started with --public.
+    """A connection to a gateway, or to one engine that was started with --public.
 
     Args:
         address: host:port.
-        api_key: sent with each call, if the server asks for one.
-        model: used where a call names none; None: the only model that the server serves.
-        timeout_s: of each call, unless it says otherwise; None: the server's limit.
-        tls: encrypt; `ca_file` then names the CA, if it is not a public one.
+        api_key: sent with each call; needed if the server checks API keys.
+        model: the model of calls that name none; None means the only model that the server serves.
+        timeout_s: deadline of a call that sets none; None means the server's limit.
+        tls: encrypt the connection.
+        ca_file: PEM file of the CA, if the server's certificate is not from a public one.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; streams that still run end."""
+        """Close the connection; running streams are cancelled."""
         self._channel.close()
 
     def generate(
@@ -130,17 +131,22 @@ class Client:
     ) -> Stream:
         """Start a request and return its stream of events.
 
-        Exactly one of `prompt`, `messages` and `token_ids` is needed.
+        Args:
+            prompt, messages, token_ids: the prompt; give exactly one of the three.
+            model: overrides the client's model.
+            timeout_s: deadline in seconds; overrides the client's.
+            traceparent: W3C trace context of the caller, to join its trace.
+            **params: sampling, stop, constraint and response options; see `GenerateParams`.
 
         Raises:
-            ValueError, TypeError: the arguments make no request.
-            InferfleetError: while iterating, whatever the server answers.
+            ValueError, TypeError: the arguments do not form a request.
+            InferfleetError: the request failed; raised while iterating.
         """
-        request = build_request(self._named(model), prompt, messages, token_ids, params)
+        request = build_request(self._model_name(model), prompt, messages, token_ids, params)
         return Stream(
             self._stub.Generate(
                 request,
-                timeout=self._limit(timeout_s),
+                timeout=self._deadline_s(timeout_s),
                 metadata=self._settings.metadata(traceparent),
             )
         )
@@ -156,17 +162,18 @@ class Client:
         traceparent: str | None = None,
         **params: Unpack[GenerateParams],
     ) -> Completion:
-        """The whole answer of a request; arguments as for `generate`.
+        """Run a request and return its whole answer; the arguments are those of `generate`.
 
         Raises:
-            InferfleetError: whatever the server answers.
+            ValueError, TypeError: the arguments do not form a request.
+            InferfleetError: the request failed.
         """
-        request = build_request(self._named(model), prompt, messages, token_ids, params)
+        request = build_request(self._model_name(model), prompt, messages, token_ids, params)
         answer = self._call(self._stub.Complete, request, timeout_s, traceparent)
         return completion_of(answer)
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """The models that are served."""
+        """The served models."""
         return models_of(self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s))
 
     def tokenize(
@@ -177,8 +184,8 @@ class Client:
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> Tokens:
-        """The token ids that a prompt would have."""
-        request = pb.TokenizeRequest(model=self._named(model))
+        """The token ids of a prompt, as the model would receive them."""
+        request = pb.TokenizeRequest(model=self._model_name(model))
         if messages is not None:
             request.chat.CopyFrom(chat_of(messages, None))
         else:
@@ -194,9 +201,11 @@ class Client:
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        """The text of token ids."""
+        """Decode token ids to text."""
         request = pb.DetokenizeRequest(
-            model=self._named(model), token_ids=token_ids, keep_special_tokens=keep_special_tokens
+            model=self._model_name(model),
+            token_ids=token_ids,
+            keep_special_tokens=keep_special_tokens,
         )
         text: str = self._call(self._stub.Detokenize, request, timeout_s).text
         return text
@@ -207,19 +216,19 @@ class Client:
         try:
             return method(
                 request,
-                timeout=self._limit(timeout_s),
+                timeout=self._deadline_s(timeout_s),
                 metadata=self._settings.metadata(traceparent),
             )
         except grpc.RpcError as error:
             ids = Ids.of(error.initial_metadata() if isinstance(error, grpc.Call) else None)
             raise from_rpc(error, request_id=ids.request_id, trace_id=ids.trace_id) from error
 
-    def _limit(self, timeout_s: float | None) -> float | None:
+    def _deadline_s(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
 
-    def _named(self, model: str | None) -> str:
+    def _model_name(self, model: str | None) -> str:
         name = model or self._model
         if name is None:
-            name = only([served.name for served in self.models()], self._settings.address)
+            name = only_model([served.name for served in self.models()], self._settings.address)
             self._model = name
         return name

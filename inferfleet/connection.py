@@ -1,4 +1,4 @@
-"""What both clients share: options of the channel, credentials, metadata, the ids of an answer."""
+"""What both clients share: channel options, credentials, call metadata and the ids of a call."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,13 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # the one that counts; a minute by default
+    ("grpc.http2.ping_timeout_ms", 10_000),  # this one decides; its default is a minute
 ]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to reach a server and who we are to it."""
+    """How to reach a server, and the credentials to show to it."""
 
     address: str
     api_key: str | None
@@ -31,14 +31,14 @@ class Settings:
     ca_file: str | None
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """None for plain text."""
+        """The channel credentials; None means an unencrypted connection."""
         if not self.tls and self.ca_file is None:
             return None
         roots = Path(self.ca_file).read_bytes() if self.ca_file else None
         return grpc.ssl_channel_credentials(root_certificates=roots)
 
     def metadata(self, traceparent: str | None = None) -> tuple[tuple[str, str], ...]:
-        """What is sent with each call."""
+        """The metadata that is sent with each call."""
         pairs = []
         if self.api_key:
             pairs.append(("authorization", f"Bearer {self.api_key}"))
@@ -49,7 +49,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Ids:
-    """What a server says of a call before its first message."""
+    """The ids of one call, from the server's initial metadata; "" where one is missing."""
 
     request_id: str = ""
     trace_id: str = ""
@@ -57,21 +57,23 @@ class Ids:
 
     @classmethod
     def of(cls, initial_metadata: Any) -> "Ids":
-        """From initial metadata, which may be None."""
-        told = dict(initial_metadata or ())
+        """Read the ids from initial metadata, which may be None."""
+        metadata = dict(initial_metadata or ())
         return cls(
-            request_id=str(told.get(REQUEST_ID_KEY, "")),
-            trace_id=str(told.get(TRACE_ID_KEY, "")),
-            engine_id=str(told.get(ENGINE_ID_KEY, "")),
+            request_id=str(metadata.get(REQUEST_ID_KEY, "")),
+            trace_id=str(metadata.get(TRACE_ID_KEY, "")),
+            engine_id=str(metadata.get(ENGINE_ID_KEY, "")),
         )
 
 
-def only(names: list[str], address: str) -> str:
-    """The one model that is served.
+def only_model(names: list[str], address: str) -> str:
+    """The single served model, for calls that name none.
 
     Raises:
-        ValueError: there is none, or more than one.
+        ValueError: the server serves no model or several.
     """
     if len(names) == 1:
         return names[0]
-    raise ValueError(f"say which model: {address} serves {', '.join(names) or 'none'}")
+    raise ValueError(
+        f"name a model with `model=`: {address} serves {', '.join(names) or 'no model'}"
+    )

@@ -1,4 +1,4 @@
-"""What a call can fail with: one tree, a class per gRPC status, the server's details kept."""
+"""The errors of a call: one class per gRPC status, each with the details that the server sent."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,23 +10,23 @@ _DETAILS_KEY = "grpc-status-details-bin"
 
 
 class FieldViolation(NamedTuple):
-    """A field of the request, by its path in the contract, and what is wrong with it."""
+    """An invalid field: its path in the contract, and what is wrong with its value."""
 
     field: str
     description: str
 
 
 class InferfleetError(Exception):
-    """Root of all errors of a call.
+    """Base class of all errors of a call.
 
     Attributes:
-        message: one sentence for a person.
+        message: one sentence for people.
         status: name of the gRPC status, e.g. "NOT_FOUND".
-        reason: the server's stable word for programs, e.g. "MODEL_NOT_FOUND"; "" if it gave none.
-        violations: the fields at fault.
-        retry_after_s: seconds after which a repeat is sensible, if the server said so.
-        metadata: facts to act on, e.g. how many tokens a prompt has.
-        request_id, trace_id: to look the request up with; "" if the server did not say.
+        reason: stable code for programs, e.g. "MODEL_NOT_FOUND"; "" if the server sent none.
+        violations: the invalid fields.
+        retry_after_s: seconds to wait before a retry; None if the server sent no hint.
+        metadata: further facts, e.g. how many tokens a prompt has.
+        request_id, trace_id: ids to find the request in logs and traces; "" if unknown.
     """
 
     status: ClassVar[str] = "UNKNOWN"
@@ -53,55 +53,55 @@ class InferfleetError(Exception):
 
 
 class InvalidArgumentError(InferfleetError):
-    """The request can never succeed as it is; `violations` names the fields."""
+    """The request is invalid; `violations` names the fields."""
 
     status = "INVALID_ARGUMENT"
 
 
 class NotFoundError(InferfleetError):
-    """No such model."""
+    """The model is not served."""
 
     status = "NOT_FOUND"
 
 
 class UnauthenticatedError(InferfleetError):
-    """No API key, or a key that nobody issued."""
+    """The API key is missing or invalid."""
 
     status = "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(InferfleetError):
-    """The key is known and may not do this."""
+    """The API key is valid but does not permit this call."""
 
     status = "PERMISSION_DENIED"
 
 
 class ResourceExhaustedError(InferfleetError):
-    """Quota used up, queue full or message too large; `retry_after_s` says when to come back."""
+    """The quota is used up, the queue is full or the message is too large; see `retry_after_s`."""
 
     status = "RESOURCE_EXHAUSTED"
 
 
 class AlreadyExistsError(InferfleetError):
-    """The request id is in flight."""
+    """A request with this id is already in flight."""
 
     status = "ALREADY_EXISTS"
 
 
 class FailedPreconditionError(InferfleetError):
-    """The request met a state it cannot go on in, e.g. an unsatisfiable constraint."""
+    """The request cannot proceed in the present state, e.g. its constraint is unsatisfiable."""
 
     status = "FAILED_PRECONDITION"
 
 
 class UnavailableError(InferfleetError):
-    """Nobody can take the request now; a repeat may succeed."""
+    """No engine can take the request now; a retry may succeed."""
 
     status = "UNAVAILABLE"
 
 
 class AbortedError(InferfleetError):
-    """The stream broke after its first token and nobody could carry it on."""
+    """The stream broke after its first token and could not be resumed."""
 
     status = "ABORTED"
 
@@ -119,19 +119,19 @@ class CancelledError(InferfleetError):
 
 
 class UnimplementedError(InferfleetError):
-    """The server does not serve this part of the contract."""
+    """The server does not implement this part of the contract."""
 
     status = "UNIMPLEMENTED"
 
 
 class InternalError(InferfleetError):
-    """A bug of the server's."""
+    """A bug in the server."""
 
     status = "INTERNAL"
 
 
 class DataLossError(InferfleetError):
-    """The model produced numbers that are none."""
+    """The model produced NaN or infinite numbers."""
 
     status = "DATA_LOSS"
 
@@ -142,7 +142,7 @@ _BY_STATUS: dict[str, type[InferfleetError]] = {
 
 
 def from_rpc(error: grpc.RpcError, *, request_id: str = "", trace_id: str = "") -> InferfleetError:
-    """The error of a failed call."""
+    """Convert a failed call to the exception of its status."""
     call: Any = error
     cls = _BY_STATUS.get(call.code().name, InferfleetError)
     trailers = dict(call.trailing_metadata() or ())
@@ -161,7 +161,7 @@ def from_rpc(error: grpc.RpcError, *, request_id: str = "", trace_id: str = "") 
 
 
 class _Details:
-    """google.rpc.Status from the trailers; empty if there is none or it is damaged."""
+    """The google.rpc.Status in the trailers; empty if it is missing or cannot be parsed."""
 
     def __init__(self, raw: Any) -> None:
         self.info = error_details_pb2.ErrorInfo()
@@ -178,5 +178,5 @@ class _Details:
                 for known in (self.info, self.bad, retry):
                     if packed.Is(known.DESCRIPTOR):
                         packed.Unpack(known)
-        told = retry.HasField("retry_delay")
-        self.retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9 if told else None
+        delay_s = retry.retry_delay.ToNanoseconds() / 1e9
+        self.retry_after_s = delay_s if retry.HasField("retry_delay") else None

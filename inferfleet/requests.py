@@ -1,4 +1,4 @@
-"""From Python arguments to the contract's request; what is not given is the server's default."""
+"""Converts Python arguments to the contract's request. Fields that are not given stay unset."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import Any, TypedDict
 from inferfleet_proto.v1 import inference_pb2 as pb
 
 Message = Mapping[str, Any]
-"""{"role": …, "content": …} and the other fields of the contract's ChatMessage."""
+"""A dict with `role`, `content` and the other fields of the contract's ChatMessage."""
 
 
 class GenerateParams(TypedDict, total=False):
-    """Everything about a request but its prompt and model; see protos/inferfleet/v1."""
+    """The options of a request, named as in protos/inferfleet/v1; prompt and model are separate."""
 
     temperature: float
     top_p: float
@@ -54,13 +54,13 @@ class GenerateParams(TypedDict, total=False):
     request_id: str
 
 
-_OF_CHAT = frozenset({"template_args", "tools", "tool_choice", "parallel_tool_calls"})
+_CHAT_PARAMS = frozenset({"template_args", "tools", "tool_choice", "parallel_tool_calls"})
 _MODES = {
     "auto": pb.ToolChoice.MODE_AUTO,
     "none": pb.ToolChoice.MODE_NONE,
     "required": pb.ToolChoice.MODE_REQUIRED,
 }
-_PLACES: dict[str, frozenset[str]] = {
+_FIELDS_OF: dict[str, frozenset[str]] = {
     "sampling": frozenset(pb.SamplingParams.DESCRIPTOR.fields_by_name),
     "stop": frozenset(pb.StopParams.DESCRIPTOR.fields_by_name),
     "constraint": frozenset(pb.Constraint.DESCRIPTOR.fields_by_name),
@@ -76,11 +76,11 @@ def build_request(
     token_ids: Sequence[int] | None,
     params: GenerateParams,
 ) -> pb.GenerateRequest:
-    """The request.
+    """Build the request message.
 
     Raises:
-        ValueError: not exactly one of the three prompts, or a number that the field cannot hold.
-        TypeError: an unknown parameter or a value of the wrong type.
+        ValueError: not exactly one of the three prompts is given, or a number is out of range.
+        TypeError: a parameter is unknown, or its value has the wrong type.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise ValueError("give exactly one of prompt, messages and token_ids")
@@ -94,28 +94,31 @@ def build_request(
         request.token_ids.ids.extend(token_ids or ())
         request.token_ids.SetInParent()
     for name, value in params.items():
-        if value is not None and name not in _OF_CHAT:
-            _set(request, name, value)
+        if value is not None and name not in _CHAT_PARAMS:
+            _set_param(request, name, value)
     return request
 
 
 def chat_of(messages: Sequence[Message], template_args: Mapping[str, Any] | None) -> pb.Chat:
-    """A conversation in the contract's form."""
+    """Convert a conversation to the contract's Chat."""
     chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in messages])
     chat.template_args.update(dict(template_args or {}))
     return chat
 
 
 def _add_tools(chat: pb.Chat, params: GenerateParams) -> None:
-    """Tools as OpenAI writes them: {"type": "function", "function": {…}}, or the inner part alone.
-    `tool_choice` is auto, none, required or the name of one of them."""
+    """Add tools and tool choice.
+
+    A tool has the OpenAI form, {"type": "function", "function": {…}}, or is the inner part alone.
+    `tool_choice` is "auto", "none", "required" or the name of a tool.
+    """
     for tool in params.get("tools") or ():
         function = tool.get("function", tool)
-        made = chat.tools.add(name=function["name"], description=function.get("description", ""))
+        added = chat.tools.add(name=function["name"], description=function.get("description", ""))
         if function.get("parameters") is not None:
-            made.parameters_json = json.dumps(function["parameters"], ensure_ascii=False)
+            added.parameters_json = json.dumps(function["parameters"], ensure_ascii=False)
         if function.get("strict") is not None:
-            made.strict = function["strict"]
+            added.strict = function["strict"]
     choice = params.get("tool_choice")
     if choice in _MODES:
         chat.tool_choice.mode = _MODES[choice]
@@ -127,7 +130,7 @@ def _add_tools(chat: pb.Chat, params: GenerateParams) -> None:
         chat.parallel_tool_calls = parallel
 
 
-def _set(request: pb.GenerateRequest, name: str, value: Any) -> None:
+def _set_param(request: pb.GenerateRequest, name: str, value: Any) -> None:
     if name == "request_id":
         request.request_id = value
     elif name == "bypass_cache":
@@ -137,10 +140,10 @@ def _set(request: pb.GenerateRequest, name: str, value: Any) -> None:
     elif name == "choice":
         request.constraint.choice.texts.extend(value)
     else:
-        place = next((place for place, names in _PLACES.items() if name in names), None)
-        if place is None:
+        group = next((group for group, names in _FIELDS_OF.items() if name in names), None)
+        if group is None:
             raise TypeError(f"unknown parameter {name!r}")
-        _assign(getattr(request, place), name, value)
+        _assign(getattr(request, group), name, value)
 
 
 def _assign(message: Any, name: str, value: Any) -> None:

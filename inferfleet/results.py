@@ -1,4 +1,4 @@
-"""What calls return: immutable records, named as in the contract."""
+"""The immutable records that calls return. Names and meanings are the contract's."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from inferfleet_proto.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token; `token` is its own bytes, perhaps a part of a character."""
+    """One token and its log probability; `token` is its bytes, perhaps part of a character."""
 
     token_id: int
     logprob: float | None
@@ -18,7 +18,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request runs. First event of a stream."""
+    """First event of a stream: the request has begun to run."""
 
     request_id: str
     model: str
@@ -32,7 +32,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool; in a Delta a piece of one: id and name come with the first."""
+    """A tool call. A Delta holds a piece of one; only the first piece has id and name."""
 
     index: int
     id: str
@@ -43,7 +43,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Some more of one choice; `text` may be empty while tokens are held back."""
+    """New output of one choice; `text` is empty while the text of the tokens is held back."""
 
     choice: int
     text: str
@@ -55,13 +55,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One choice has ended: reason is EOS, STOP_TOKEN, STOP_STRING, MAX_TOKENS, CONTEXT_FULL or
-    GRAMMAR_COMPLETE."""
+    """One choice has ended.
+
+    `reason` is EOS, STOP_TOKEN, STOP_STRING, MAX_TOKENS, CONTEXT_FULL or GRAMMAR_COMPLETE.
+    """
 
     choice: int
     reason: str
     matched: str | int | None = None
-    """The stop string or stop token that ended it, if one did."""
+    """The stop string or stop token that ended the choice, if one did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds, measured at the engine."""
+    """Times in seconds, measured at the engine."""
 
     queued_s: float
     prefill_s: float
@@ -120,7 +122,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first choice."""
+        """The text of the first choice."""
         return self.choices[0].text
 
 
@@ -142,7 +144,7 @@ class Tokens:
 
 
 def event_of(message: pb.GenerateResponse) -> Event | None:
-    """The record of a message; None for an event that this version does not know."""
+    """Convert a stream message; None for an event kind that this version does not know."""
     kind = message.WhichOneof("event")
     if kind == "delta":
         return _delta(message.delta)
@@ -154,7 +156,7 @@ def event_of(message: pb.GenerateResponse) -> Event | None:
 
 
 def completion_of(message: pb.CompleteResponse) -> Completion:
-    """The record of a whole answer."""
+    """Convert a whole answer."""
     return Completion(
         request_id=message.request_id,
         model=message.model,
@@ -167,7 +169,7 @@ def completion_of(message: pb.CompleteResponse) -> Completion:
 
 
 def models_of(message: pb.ListModelsResponse) -> tuple[Model, ...]:
-    """The records of a listing."""
+    """Convert a listing of models."""
     return tuple(
         Model(m.name, m.revision, m.max_model_len, m.vocab_size, m.num_engines, m.created_unix_s)
         for m in message.models
@@ -205,7 +207,7 @@ def _tool_call(call: pb.ToolCall) -> ToolCall:
 def _finished(event: pb.Finished) -> Finished:
     try:
         reason = pb.FinishReason.Name(event.reason).removeprefix("FINISH_REASON_")
-    except ValueError:  # a newer server's
+    except ValueError:  # a reason that only newer servers know
         reason = str(event.reason)
     matched = event.WhichOneof("matched")
     return Finished(event.choice, reason, getattr(event, matched) if matched else None)

@@ -1,1 +1,1 @@
-"""The `inferfleet` command: client commands need grpcio alone, `up` needs the checkout."""
+"""The `inferfleet` command. `generate` and `chat` need no services; most others do."""

@@ -1,4 +1,4 @@
-"""`inferfleet chat`: a conversation in the terminal; each turn reuses the cached prefix."""
+"""`inferfleet chat`: a conversation in the terminal. Each turn reuses the cached prefix."""
 
 import argparse
 import contextlib
@@ -9,15 +9,17 @@ from inferfleet_cli.gateway_client import GatewayClient, chat_prompt
 from inferfleet_cli.generate import add_sampling, connect, set_sampling, summary
 from inferfleet_proto.v1 import inference_pb2 as pb
 
-HELP = "Ctrl-C ends an answer, Ctrl-D the conversation; /new starts another, /quit leaves."
+HELP = "Ctrl-C stops an answer, Ctrl-D or /quit ends the chat, /new starts a new conversation."
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
-        "chat", help="talk to a model", description=f"Talk to a model. {HELP}"
+        "chat", help="chat with a model", description=f"Chat with a model. {HELP}"
     )
-    parser.add_argument("--model", default="", help="served name (default: the only one served)")
-    parser.add_argument("--system", default="", metavar="TEXT", help="a system message first")
+    parser.add_argument("--model", default="", help="served model (default: the only one)")
+    parser.add_argument(
+        "--system", default="", metavar="TEXT", help="system message of the conversation"
+    )
     add_sampling(parser)
     parser.set_defaults(run=run)
 
@@ -25,7 +27,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 (input() edits lines once it is imported)
+            import readline  # noqa: F401 (importing it gives input() line editing)
     with connect(args) as client:
         model = args.model or client.default_model()
         print(f"{model} at {client.address}. {HELP}")
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 def _converse(client: GatewayClient, model: str, args: argparse.Namespace) -> None:
     opening = [("system", args.system)] if args.system else []
     history = list(opening)
-    while (line := _read()) is not None:
+    while (line := _read_line()) is not None:
         if line == "/quit":
             return
         if line == "/new":
@@ -51,7 +53,7 @@ def _converse(client: GatewayClient, model: str, args: argparse.Namespace) -> No
 def _answer(
     client: GatewayClient, model: str, turn: list[tuple[str, str]], args: argparse.Namespace
 ) -> str | None:
-    """The answer's text, or None if the request failed (the conversation goes on without it)."""
+    """The answer's text; None if the request failed, which leaves the turn out of the history."""
     request = pb.GenerateRequest(model=model, chat=chat_prompt(turn))
     set_sampling(request, args)
     shown: list[str] = []
@@ -75,11 +77,11 @@ def _answer(
     return answer.text
 
 
-def _read() -> str | None:
-    person = sys.stdin.isatty()
+def _read_line() -> str | None:
+    interactive = sys.stdin.isatty()
     try:
-        return input("> " if person else "").strip()
+        return input("> " if interactive else "").strip()
     except (EOFError, KeyboardInterrupt):
-        if person:
+        if interactive:
             print()
         return None

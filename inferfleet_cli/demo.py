@@ -1,4 +1,4 @@
-"""`inferfleet demo`, which is `make run`: a fleet, one question, where the time went, and out."""
+"""`inferfleet demo` (`make run`): start a fleet, ask one question, show its trace, stop."""
 
 import argparse
 import asyncio
@@ -10,9 +10,9 @@ from inferfleet_cli.errors import CliError
 from inferfleet_cli.gateway_client import Answer, GatewayClient, chat_prompt
 from inferfleet_cli.generate import summary
 from inferfleet_cli.supervisor.state_dir import StateDir
-from inferfleet_cli.trace import speaks_unicode
+from inferfleet_cli.trace import can_print_unicode
 from inferfleet_cli.up import add_fleet_options, options_of, say, with_fleet
-from inferfleet_cli.waterfall import VERBS, chart, verbs_of
+from inferfleet_cli.waterfall import ENGINE_STEPS, chart, seconds_by_step
 from inferfleet_proto.v1 import inference_pb2 as pb
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "demo",
         help="start a fleet, ask one question, show the request's waterfall, stop",
-        description="What `make run` does: nothing is left running or lying about afterwards;"
-        " only a run that fails keeps its logs.",
+        description="Start a fleet, ask one question, show the request's waterfall and stop the"
+        " fleet. `make run` does this. All processes and files are removed afterwards; only a run"
+        " that fails keeps its logs.",
     )
     parser.add_argument("question", nargs="?", default=QUESTION, metavar="QUESTION")
     add_fleet_options(parser)
@@ -39,7 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     outer = args.state_dir
     outer_is_new = not outer.exists()
-    args.state_dir = outer / "demo"  # beside a fleet that `up` keeps
+    args.state_dir = outer / "demo"  # `up` may run a fleet in the outer directory
     options = options_of(args)
 
     async def ask(fleet: "Fleet") -> int:
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     state.remove()
     if outer_is_new:
-        with contextlib.suppress(OSError):  # a fleet of `up` has moved in meanwhile
+        with contextlib.suppress(OSError):  # not empty: `up` has started a fleet there meanwhile
             outer.rmdir()
     return status
 
@@ -63,24 +64,24 @@ async def _ask(fleet: "Fleet", question: str) -> int:
     at = fleet.addresses
     assert at is not None
     say(f"\n> {question}")
-    # A thread, so that a signal can still stop the fleet; the client is the one of `generate`.
+    # In a thread, so that the loop can still react to signals.
     answer = await asyncio.to_thread(_generate, at.gateway, question)
     say(f"\n{summary(answer)}\n")
     trace = await _trace(fleet, answer)
-    say(chart(trace, ascii_only=not speaks_unicode()))
-    spent = verbs_of(trace)
-    say("engine: " + "  ".join(f"{verb} {spent[verb] * 1e3:.1f} ms" for verb in spent) + "\n")
+    say(chart(trace, ascii_only=not can_print_unicode()))
+    spent = seconds_by_step(trace)
+    say("engine: " + "  ".join(f"{step} {spent[step] * 1e3:.1f} ms" for step in spent) + "\n")
     return 0
 
 
-def missing_from(spans: list[dict[str, Any]]) -> str:
-    """What has not come yet of a finished request's trace; "" if it is whole."""
+def missing_from(spans: list[dict[str, Any]]) -> str | None:
+    """Name of a span that a finished request's trace still lacks; None if the trace is complete."""
     names = {span["name"] for span in spans if span["service"] == "engine"}
-    if absent := [verb for verb in VERBS if verb not in names]:
+    if absent := [step for step in ENGINE_STEPS if step not in names]:
         return absent[0]
     known = {span["span_id"] for span in spans}
     roots = [span["service"] for span in spans if span["parent_span_id"] not in known]
-    return "" if roots == ["gateway"] else "span that joins the services"
+    return None if roots == ["gateway"] else "span that joins the services"
 
 
 def _generate(address: str, question: str) -> Answer:
@@ -92,7 +93,7 @@ def _generate(address: str, question: str) -> Answer:
 
 
 def _model(client: GatewayClient) -> str:
-    """The served model; a gateway learns of an engine a moment after it has registered."""
+    """The served model. A gateway lists an engine shortly after the engine has registered."""
     deadline = time.monotonic() + MODEL_TIMEOUT_S
     while True:
         try:
@@ -104,7 +105,7 @@ def _model(client: GatewayClient) -> str:
 
 
 async def _trace(fleet: "Fleet", answer: Answer) -> dict[str, Any]:
-    """The whole trace, which the services send a moment after the answer."""
+    """The complete trace; the services export it shortly after the answer."""
     from inferfleet_cli.supervisor.trace_json import trace_json
 
     deadline = time.monotonic() + TRACE_TIMEOUT_S
@@ -112,8 +113,10 @@ async def _trace(fleet: "Fleet", answer: Answer) -> dict[str, Any]:
         spans = fleet.traces.find(answer.trace_id)
         trace = trace_json(spans) if spans else {"spans": []}
         missing = missing_from(trace["spans"])
-        if not missing:
+        if missing is None:
             return trace
         if time.monotonic() > deadline:
-            raise CliError(f"the trace of {answer.request_id} is incomplete: no {missing}")
+            raise CliError(
+                f"the trace of {answer.request_id} lacks a {missing} after {TRACE_TIMEOUT_S:g} s"
+            )
         await asyncio.sleep(0.05)

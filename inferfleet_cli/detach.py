@@ -1,4 +1,4 @@
-"""`up --detach`: the same command in a session of its own; this one shows its start and returns."""
+"""`up --detach`: runs `up` in a background process and returns once the fleet serves."""
 
 import subprocess
 import sys
@@ -11,10 +11,10 @@ POLL_S = 0.1
 
 
 def start_detached(state_dir: Path) -> int:
-    """Run `up` in the background; 0 once the fleet serves, else its status.
+    """Run `up` in the background; returns 0 once the fleet serves, else the status of `up`.
 
     Raises:
-        CliError: a fleet runs there already (its log is not touched), or there is no place.
+        CliError: another fleet uses the state directory, or the directory cannot be written.
     """
     state = StateDir(state_dir)
     state.make()
@@ -36,7 +36,7 @@ def start_detached(state_dir: Path) -> int:
 
 
 def _follow(process: "subprocess.Popen[bytes]", state: StateDir, log: Path, down: str) -> int:
-    """Echo the log until the fleet serves or the process ends."""
+    """Print the background process's log until the fleet serves or the process ends."""
     with log.open() as lines:
         while True:
             ended = process.poll()
@@ -47,6 +47,6 @@ def _follow(process: "subprocess.Popen[bytes]", state: StateDir, log: Path, down
                 print(lines.read(), end="", flush=True)
                 return ended
             if serving:
-                print(f"Running in the background (pid {process.pid}): `{down}` stops it")
+                print(f"Running in the background (pid {process.pid}); stop it with `{down}`")
                 return 0
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""`inferfleet down`: stop the fleet of a state directory and wait until nothing of it is left."""
+"""`inferfleet down`: stops the fleet of a state directory and waits until it has ended."""
 
 import argparse
 import contextlib
@@ -17,9 +17,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "down",
         help="stop the local fleet",
-        description="Drain and stop the fleet of --state-dir. Running streams get a grace.",
+        description="Drain and stop the fleet of --state-dir. Running streams may end first, within"
+        " the grace period of `up --grace`.",
     )
-    parser.add_argument("--now", action="store_true", help="cut running streams")
+    parser.add_argument("--now", action="store_true", help="cancel running streams")
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="how long to wait (default 60)"
     )
@@ -35,11 +36,14 @@ def run(args: argparse.Namespace) -> int:
     _signal(pid)
     if args.now:
         time.sleep(POLL_S)
-        _signal(pid)  # a second signal ends the drain
+        _signal(pid)  # the second signal kills the services
     deadline = time.monotonic() + args.timeout
     while state.is_claimed() or not _has_ended(pid):
         if time.monotonic() > deadline:
-            raise CliError(f"the supervisor (pid {pid}) is still stopping after {args.timeout:g} s")
+            raise CliError(
+                f"the supervisor (pid {pid}) has not stopped after {args.timeout:g} s:"
+                " repeat with --now, or with a larger --timeout"
+            )
         time.sleep(POLL_S)
     print("stopped")
     return 0
@@ -50,7 +54,8 @@ def _has_ended(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    with contextlib.suppress(OSError):  # ended, but nobody has asked for its status yet
+    # A zombie has ended; its parent has only not collected its status.
+    with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     return False
 

@@ -1,31 +1,34 @@
-"""What a command says when it cannot go on: one line that tells what to do, and a status."""
+"""The error that ends a command: one line that says what to do, and an exit status."""
 
 import json
 from typing import Any
 
 import grpc
 
+NOTHING_THERE, CONFLICT, REJECTED = 3, 4, 5
+"""Exit statuses of `placement` and `models`; 1 is any other failure, 2 bad usage."""
+
 
 class CliError(Exception):
-    """Shown as `inferfleet: message`; the process ends with `status`."""
+    """A failure for the user: `main` prints `inferfleet: message` and exits with `status`."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)
         self.status = status
 
 
-def of_rpc(error: grpc.RpcError, address: str) -> CliError:
-    """A failed call in words: the status, what the server said, and what may help."""
+def from_rpc(error: grpc.RpcError, address: str) -> CliError:
+    """Convert a failed call: its status and details, with advice if nothing listens there."""
     code: grpc.StatusCode = error.code()
     details: str = error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and "connect" in details.lower():
         return CliError(
-            f"nothing answers at {address}: start a fleet with `inferfleet up`,"
+            f"no gateway answers at {address}: start a fleet with `inferfleet up`,"
             " or name another gateway with --address"
         )
     return CliError(f"{code.name}: {details}")
 
 
 def to_json(value: Any) -> str:
-    """How every --json option prints."""
+    """Format a value as every --json option prints it."""
     return json.dumps(value, indent=2, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What `generate`, `chat` and `demo` say to a gateway, and what comes back as one record."""
+"""The gateway client of `generate`, `chat` and `demo`; it collects a stream into one record."""
 
 import secrets
 import time
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from inferfleet_cli.errors import CliError, of_rpc
+from inferfleet_cli.errors import CliError, from_rpc
 from inferfleet_cli.supervisor.state_dir import StateDir
 from inferfleet_proto.v1 import inference_pb2 as pb
 from inferfleet_proto.v1 import inference_pb2_grpc
@@ -37,7 +37,7 @@ class Answer:
     total_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """What `generate --json` prints; scripts rely on its keys."""
+        """The object that `generate --json` prints. Scripts rely on its keys."""
         return {
             "request_id": self.request_id,
             "model": self.model,
@@ -62,13 +62,13 @@ class Answer:
 
 
 class GatewayClient:
-    """A connection to a gateway, or to a single engine started with --public."""
+    """A connection to a gateway, or to one engine that was started with --public."""
 
     def __init__(self, address: str, api_key_file: Path | None = None) -> None:
-        """Connects with the first call.
+        """The connection is opened by the first call.
 
         Raises:
-            CliError: the key cannot be read.
+            CliError: the file of the API key cannot be read.
         """
         self.address = address
         self._metadata = _credentials(api_key_file)
@@ -86,21 +86,21 @@ class GatewayClient:
         self._channel.close()
 
     def default_model(self) -> str:
-        """The one model that is served.
+        """The single served model.
 
         Raises:
-            CliError: there is none or more than one, or nothing answers.
+            CliError: no model is served, or several are, or the gateway does not answer.
         """
         try:
             reply = self._stub.ListModels(
                 pb.ListModelsRequest(), timeout=CONNECT_TIMEOUT_S, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            raise of_rpc(error, self.address) from error
+            raise from_rpc(error, self.address) from error
         names = [model.name for model in reply.models]
         if len(names) != 1:
-            served = ", ".join(names) or "none"
-            raise CliError(f"say which --model: {self.address} serves {served}")
+            served = ", ".join(names) or "no model"
+            raise CliError(f"name a model with --model: {self.address} serves {served}")
         return str(names[0])
 
     def generate(
@@ -109,7 +109,7 @@ class GatewayClient:
         on_text: Callable[[str], None],
         timeout_s: float | None = None,
     ) -> Answer:
-        """Stream one request; `on_text` gets each piece of text as it comes.
+        """Stream one request; `on_text` is called with each piece of text as it arrives.
 
         Raises:
             CliError: the request failed.
@@ -122,9 +122,9 @@ class GatewayClient:
         call = self._stub.Generate(request, metadata=metadata, timeout=timeout_s)
         try:
             for response in call:
-                _collect(answer, response, started, on_text)
+                _add_response(answer, response, started, on_text)
         except grpc.RpcError as error:
-            raise of_rpc(error, self.address) from error
+            raise from_rpc(error, self.address) from error
         finally:
             call.cancel()
         answer.total_s = time.monotonic() - started
@@ -141,7 +141,7 @@ def _credentials(api_key_file: Path | None) -> tuple[tuple[str, str], ...]:
         raise CliError(message, status=2) from error
 
 
-def _collect(
+def _add_response(
     answer: Answer, response: pb.GenerateResponse, started: float, on_text: Callable[[str], None]
 ) -> None:
     event = response.WhichOneof("event")
@@ -166,13 +166,13 @@ def _collect(
 
 
 def chat_prompt(messages: Iterable[tuple[str, str]]) -> pb.Chat:
-    """(role, content) pairs as the contract's Chat."""
+    """Convert (role, content) pairs to the contract's Chat."""
     return pb.Chat(messages=[pb.ChatMessage(role=role, content=text) for role, text in messages])
 
 
-def gateway_address(wanted: str, state_dir: Path) -> str:
-    """--address, else the gateway of the fleet in this state directory, else the default."""
-    if wanted:
-        return wanted
+def gateway_address(requested: str, state_dir: Path) -> str:
+    """The --address flag, else the local fleet's gateway, else the default address."""
+    if requested:
+        return requested
     record = StateDir(state_dir).read_record()
     return str(record["gateway"]) if record else DEFAULT_ADDRESS

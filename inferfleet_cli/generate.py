@@ -1,4 +1,4 @@
-"""`inferfleet generate`: one prompt, its answer as it comes, or one JSON object."""
+"""`inferfleet generate`: sends one prompt and prints the answer, streamed or as JSON."""
 
 import argparse
 import sys
@@ -22,18 +22,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "generate",
         help="send one prompt and stream the answer",
-        description="Send one prompt to a gateway and print the answer as it comes.",
+        description="Send one prompt to a gateway and print the answer as it arrives.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text; - reads standard input")
-    parser.add_argument("--chat", action="store_true", help="PROMPT is a user's chat message")
-    parser.add_argument("--token-ids", metavar="1,2,3", help="ready token ids instead of PROMPT")
-    parser.add_argument("--model", default="", help="served name (default: the only one served)")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="text; - reads it from standard input"
+    )
+    parser.add_argument("--chat", action="store_true", help="PROMPT is a chat message of a user")
+    parser.add_argument("--token-ids", metavar="1,2,3", help="token ids instead of PROMPT")
+    parser.add_argument("--model", default="", help="served model (default: the only one)")
     add_sampling(parser)
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument(
-        "--json-schema", metavar="FILE|TEXT", help="the answer is JSON of this JSON Schema"
+        "--json-schema", metavar="FILE|TEXT", help="the answer is JSON that this JSON Schema allows"
     )
     shape.add_argument("--regex", metavar="R", help="the answer matches this regular expression")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -41,18 +43,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Flags that `generate` and `chat` share; what is not given is the server's default."""
+    """Add the flags of `generate` and `chat`. Missing flags use the server's defaults."""
     parser.add_argument("--max-tokens", type=int, metavar="N", help="at most N tokens")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; default 1")
     parser.add_argument("--top-p", type=float, metavar="P")
     parser.add_argument("--top-k", type=int, metavar="K")
-    parser.add_argument("--seed", type=int, metavar="S", help="equal seeds repeat the answer")
+    parser.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same answer")
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable"
+        "--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable"
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="give up after S seconds")
     parser.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="your key, if one is asked"
+        "--api-key-file", type=Path, metavar="FILE", help="API key, if the gateway requires one"
     )
     parser.add_argument(
         "--address",
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stream(client: GatewayClient, request: pb.GenerateRequest, args: argparse.Namespace) -> Answer:
-    """Print the text as it comes, unless --json wants it whole."""
+    """Run the request; print its text as it arrives, unless --json was given."""
     shown = False
 
     def show(text: str) -> None:
@@ -89,12 +91,12 @@ def _stream(client: GatewayClient, request: pb.GenerateRequest, args: argparse.N
         return client.generate(request, show, args.timeout)
     except (CliError, KeyboardInterrupt):
         if shown:
-            print(flush=True)  # the error starts a line of its own
+            print(flush=True)  # the error message starts on a new line
         raise
 
 
 def connect(args: argparse.Namespace) -> GatewayClient:
-    """The gateway that the flags of `add_sampling` name."""
+    """Connect to the gateway that the flags name."""
     return GatewayClient(gateway_address(args.address, args.state_dir), args.api_key_file)
 
 
@@ -114,7 +116,7 @@ def set_sampling(request: pb.GenerateRequest, args: argparse.Namespace) -> None:
     """Copy the flags that were given.
 
     Raises:
-        CliError: a value that the wire cannot carry; ranges are the server's to judge.
+        CliError: the message cannot hold a value. The server checks the allowed ranges.
     """
     values = {
         "--temperature": (request.sampling, "temperature", args.temperature),
@@ -135,7 +137,7 @@ def set_sampling(request: pb.GenerateRequest, args: argparse.Namespace) -> None:
 def _request(args: argparse.Namespace) -> pb.GenerateRequest:
     request = pb.GenerateRequest()
     if (args.prompt is None) == (args.token_ids is None):
-        raise CliError("give either PROMPT or --token-ids", status=2)
+        raise CliError("give either PROMPT or --token-ids, and not both", status=2)
     if args.token_ids is not None:
         request.token_ids.ids.extend(_ids(args.token_ids))
     else:
@@ -153,13 +155,15 @@ def _request(args: argparse.Namespace) -> pb.GenerateRequest:
 
 
 def _schema(given: str) -> str:
-    """JSON text as it stands, or the content of a file."""
+    """The schema as text: the argument itself, or the content of the file that it names."""
     if given.lstrip().startswith("{"):
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"--json-schema: no JSON text, and no readable file: {error}", 2) from error
+        raise CliError(
+            f"--json-schema: neither JSON text nor a readable file: {error}", 2
+        ) from error
 
 
 def _ids(text: str) -> list[int]:

@@ -1,10 +1,10 @@
-"""`inferfleet status`: what runs in a local fleet, and how loaded its engines are."""
+"""`inferfleet status`: shows the processes of a local fleet and the load of its engines."""
 
 import argparse
 from typing import Any
 
 from inferfleet_cli.errors import to_json
-from inferfleet_cli.supervisor.control import ask
+from inferfleet_cli.supervisor.control import send_command
 from inferfleet_cli.supervisor.state_dir import StateDir
 from inferfleet_cli.table import table
 
@@ -12,9 +12,9 @@ from inferfleet_cli.table import table
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "status",
-        help="show what runs",
-        description="Show the processes of the local fleet and its engines as the balancer sees"
-        " them. Ends with status 0 if a fleet runs, 3 if none does.",
+        help="show the local fleet's processes",
+        description="Show the processes of the local fleet and its engines as the balancer lists"
+        " them. The exit status is 0 if a fleet runs and 3 if none does.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -26,13 +26,13 @@ def run(args: argparse.Namespace) -> int:
         empty = to_json({"running": False, "state_dir": where, "services": [], "engines": []})
         print(empty if args.json else f"no fleet runs in {where}")
         return 3
-    status = ask(args.state_dir, "status")
-    print(to_json(status) if args.json else text(status))
+    status = send_command(args.state_dir, "status")
+    print(to_json(status) if args.json else status_text(status))
     return 0
 
 
-def text(status: dict[str, Any]) -> str:
-    """For a person."""
+def status_text(status: dict[str, Any]) -> str:
+    """Format the status as text."""
     gateway = status["gateway"]
     lines = [
         f"gRPC {gateway.get('grpc', '-')}   HTTP {gateway.get('http', '-')}"

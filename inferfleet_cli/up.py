@@ -1,4 +1,4 @@
-"""`inferfleet up`: a whole fleet on this machine, until Ctrl-C or `inferfleet down`."""
+"""`inferfleet up`: runs a whole fleet on this machine until Ctrl-C or `inferfleet down`."""
 
 import argparse
 import asyncio
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from inferfleet_cli.errors import CliError
 from inferfleet_cli.supervisor import state_dir
 from inferfleet_cli.supervisor.options import DRAIN_GRACE_S, Options, threads_per_engine
-from inferfleet_cli.supervisor.other_process import ended
+from inferfleet_cli.supervisor.other_process import wait_ended
 
 if TYPE_CHECKING:
     from inferfleet_cli.supervisor.fleet import Fleet
@@ -25,7 +25,7 @@ examples:
   inferfleet up --set engine.max_num_seqs=8 --set balancer.policy=round_robin
   inferfleet up --detach && inferfleet status && inferfleet down
 
-Each service's keys: python -m services.engine --help (gateway, balancer, kvcache).
+`python -m services.engine --help` lists the keys of a service (engine, gateway, balancer, kvcache).
 """
 
 
@@ -34,19 +34,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "up",
         help="start a whole fleet on this machine",
         description="Start Redis, etcd, the KV-cache service, a balancer, engines and a gateway,\n"
-        "restart what fails, and keep recent traces for `inferfleet trace`.",
+        "restart processes that fail, and keep recent traces for `inferfleet trace`.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_fleet_options(parser)
     parser.add_argument(
-        "--detach", action="store_true", help="return when the fleet serves; `down` stops it"
+        "--detach",
+        action="store_true",
+        help="run in the background, and return when the fleet serves; `down` stops it",
     )
     parser.add_argument(
         "--end-with",
         type=int,
         metavar="PID",
-        help="stop the fleet when that process ends, in whatever way: for scripts and tests",
+        help="stop the fleet when the process PID ends, however it ends; for scripts and tests",
     )
     parser.add_argument(
         "--in-background", dest="detached", action="store_true", help=argparse.SUPPRESS
@@ -55,26 +57,37 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def add_fleet_options(parser: argparse.ArgumentParser) -> None:
-    """Flags that `up` and `demo` share."""
-    parser.add_argument("--engines", type=int, default=2, metavar="N", help="default 2")
+    """Add the flags that `up` and `demo` share."""
     parser.add_argument(
-        "--model", default="", metavar="PATH|NAME", help="a folder, a .gguf file or a known name"
+        "--engines", type=int, default=2, metavar="N", help="number of engines (default 2)"
+    )
+    parser.add_argument(
+        "--model",
+        default="",
+        metavar="PATH|NAME",
+        help="a folder, a .gguf file or a known model name",
     )
     parser.add_argument(
         "--dtype", default="float32", help="float32 (default), bfloat16, float16 or int8"
     )
     parser.add_argument(
-        "--port", type=int, default=50051, help="gRPC port of the gateway; default 50051, 0: any"
+        "--port",
+        type=int,
+        default=50051,
+        help="gRPC port of the gateway (default 50051; 0 means any free one)",
     )
     parser.add_argument(
-        "--http-port", type=int, default=8080, help="HTTP port; default 8080, 0: any"
+        "--http-port",
+        type=int,
+        default=8080,
+        help="HTTP port of the gateway (default 8080; 0 means any free one)",
     )
     parser.add_argument(
         "--grace",
         type=float,
         default=DRAIN_GRACE_S,
         metavar="S",
-        help="how long running streams may take at the end; default 10",
+        help="how long running streams may take when the fleet stops (default 10)",
     )
     parser.add_argument(
         "--set",
@@ -83,21 +96,17 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
         type=_setting,
         dest="settings",
         metavar="SERVICE.KEY=VALUE",
-        help="a further key of a service (engine, engine-1, balancer, …); repeatable",
+        help="set a configuration key of a service (engine, engine-1, balancer, …); repeatable",
     )
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    """Checked options.
+    """Check the arguments and return the fleet's options.
 
     Raises:
-        CliError: a value that cannot be used, or this is not a checkout.
+        CliError: a value is invalid.
+        ModuleNotFoundError: this installation does not contain the services.
     """
-    if not (REPOSITORY / "services" / "gateway").is_dir():
-        raise CliError(
-            "a fleet needs the services, which this installation (the client alone) does not"
-            " have: clone the repository and run `make up` there"
-        )
     if not 1 <= args.engines <= 64:
         raise CliError(f"--engines: must be between 1 and 64, got {args.engines}", status=2)
     for flag, port in (("--port", args.port), ("--http-port", args.http_port)):
@@ -130,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         return start_detached(options.state_dir)
 
     async def serve(fleet: "Fleet") -> int:
-        say(_serving(fleet) + ("" if args.detached else "\nCtrl-C stops the fleet."))
+        say(_serving_text(fleet) + ("" if args.detached else "\nCtrl-C stops the fleet."))
         await asyncio.Event().wait()
         return 0
 
@@ -143,13 +152,13 @@ async def with_fleet(
     *,
     end_with: int | None = None,
 ) -> int:
-    """Start a fleet, run `body` or until a signal, stop the fleet; the body's status.
+    """Start a fleet, run `body` on it, and stop the fleet; returns the status of `body`.
 
-    A second signal cuts running streams. The end of the process `end_with` is like a signal, also
-    while the fleet is being started.
+    A signal ends `body` early, also during the start; a second signal kills the services. The end
+    of the process with the id `end_with` has the effect of a signal.
 
     Raises:
-        CliError: it cannot be started; one that finds the directory taken has said nothing.
+        CliError: the fleet cannot be started. Nothing is printed before the directory is claimed.
     """
     from inferfleet_cli.supervisor.fleet import Fleet
 
@@ -159,22 +168,22 @@ async def with_fleet(
     plural = "" if options.engines == 1 else "s"
     say(f"Starting a fleet of {options.engines} engine{plural}, {threads} CPU thread(s) each")
     work = asyncio.ensure_future(_start_and(fleet, body))
-    told = False
+    stop_requested = False
 
     def on_signal() -> None:
-        nonlocal told
-        if told or work.done():
+        nonlocal stop_requested
+        if stop_requested or work.done():
             fleet.kill()
-        told = True
+        stop_requested = True
         work.cancel()
 
     loop = asyncio.get_running_loop()
     for signum in STOP_SIGNALS:
         loop.add_signal_handler(signum, on_signal)
-    others = set() if end_with is None else {asyncio.ensure_future(ended(end_with))}
+    others = set() if end_with is None else {asyncio.ensure_future(wait_ended(end_with))}
     try:
         await asyncio.wait({work, *others}, return_when=asyncio.FIRST_COMPLETED)
-        work.cancel()  # unless it is done
+        work.cancel()  # no effect if it is done
         await asyncio.wait({work})
     finally:
         for other in others:
@@ -190,7 +199,7 @@ async def _start_and(fleet: "Fleet", body: Callable[["Fleet"], Awaitable[int]]) 
     return await body(fleet)
 
 
-def _serving(fleet: "Fleet") -> str:
+def _serving_text(fleet: "Fleet") -> str:
     at, root = fleet.addresses, fleet.options.state_dir
     assert at is not None
     return (
@@ -202,7 +211,7 @@ def _serving(fleet: "Fleet") -> str:
 
 
 def say(line: str) -> None:
-    """Progress for a person."""
+    """Print a line of progress at once."""
     print(line, flush=True)
 
 

@@ -1,14 +1,14 @@
-"""A request's waterfall as a small text chart, from what `trace --json` prints."""
+"""Draws a request's waterfall as text, from the object that `trace --json` prints."""
 
 from collections.abc import Iterator
 from typing import Any
 
 WIDTH = 36
-VERBS = ("enqueue", "admit", "submit", "collect", "release")
+ENGINE_STEPS = ("enqueue", "admit", "submit", "collect", "release")
 
 
 def chart(trace: dict[str, Any], *, ascii_only: bool = False) -> str:
-    """One line per span: service, name, a bar on the request's time line, milliseconds."""
+    """One line per span: service, name, a bar on the request's time line, and milliseconds."""
     total = max(trace["duration_s"], 1e-9)
     rows = [
         (span["instance"], "  " * span["depth"] + span["name"], span) for span in trace["spans"]
@@ -24,16 +24,16 @@ def chart(trace: dict[str, Any], *, ascii_only: bool = False) -> str:
     return "\n".join(lines)
 
 
-def verbs_of(trace: dict[str, Any]) -> dict[str, float]:
-    """Seconds of each of the five verbs that the engine reported, all attempts together."""
+def seconds_by_step(trace: dict[str, Any]) -> dict[str, float]:
+    """Seconds of each engine step, summed over all attempts of the request."""
     spent: dict[str, float] = {}
     for span in _engine_spans(trace):
         spent[span["name"]] = spent.get(span["name"], 0.0) + span["duration_s"]
-    return {verb: spent[verb] for verb in VERBS if verb in spent}
+    return {step: spent[step] for step in ENGINE_STEPS if step in spent}
 
 
 def _engine_spans(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    return (s for s in trace["spans"] if s["service"] == "engine" and s["name"] in VERBS)
+    return (s for s in trace["spans"] if s["service"] == "engine" and s["name"] in ENGINE_STEPS)
 
 
 def _bar(start_s: float, duration_s: float, total_s: float, full: str) -> str:

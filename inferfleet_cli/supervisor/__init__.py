@@ -1,1 +1,1 @@
-"""A whole fleet on one machine: starts it in order, keeps it running, leaves nothing behind."""
+"""The supervisor of a local fleet: starts its processes, restarts those that fail, stops all."""

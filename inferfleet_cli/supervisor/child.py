@@ -1,4 +1,4 @@
-"""One service as a child process: started, watched, restarted with back-off, stopped."""
+"""Runs one service as a child process and restarts it with back-off when it ends."""
 
 import asyncio
 import contextlib
@@ -19,18 +19,18 @@ POLL_S = 0.05
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 GOOD_RUN_S = 60.0
-"""A process that lived this long starts a new count of failures."""
+"""After a run of this length the count of failures in a row starts at 1 again."""
 LOG_TAIL_LINES = 12
 
 
 def restart_delay_s(failures: int) -> float:
-    """Seconds before the next start after so many failures in a row (the first is 1)."""
+    """Seconds to wait before the next start, after `failures` in a row (the first counts as 1)."""
     return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (failures - 1)))
 
 
 @dataclass(frozen=True)
 class ChildStatus:
-    """One service as `status` shows it."""
+    """The state of one process, as `status` shows it."""
 
     name: str
     state: str
@@ -42,7 +42,7 @@ class ChildStatus:
 
 
 class Child:
-    """Owns one process and its successors."""
+    """Owns one service: its present process and those that replace it."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Child:
         on_event: Callable[[str], None],
         delay_s: Callable[[int], float] = restart_delay_s,
     ) -> None:
-        """`delay_s` says how long to wait after so many failures in a row."""
+        """`delay_s` maps the failures in a row to the seconds before the next start."""
         self.name = plan.name
         self._delay_s = delay_s
         self._argv = plan.argv
@@ -63,7 +63,7 @@ class Child:
         self._cwd = cwd
         self._on_event = on_event
         self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._keep_task: asyncio.Task[None] | None = None
         self._ready: dict[str, Any] = {}
         self._was_ready = asyncio.Event()
         self._stopping = False
@@ -71,29 +71,29 @@ class Child:
         self._since = time.monotonic()
 
     async def start(self) -> None:
-        """Begin to keep the service running; returns at once."""
+        """Start the service and keep it running; returns at once."""
         self._log_file.write_bytes(b"")
-        self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+        self._keep_task = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")
 
     async def wait_ready(self) -> float:
-        """Seconds the first start took.
+        """Wait until the service is ready; returns the seconds of its first start.
 
         Raises:
-            CliError: it ended before it was ready; the message has the end of its log.
+            CliError: the process ended before it was ready; the message has the end of its log.
         """
-        assert self._keeper is not None, "start() comes first"
+        assert self._keep_task is not None, "start() comes first"
         ready = asyncio.ensure_future(self._was_ready.wait())
-        await asyncio.wait({ready, self._keeper}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ready, self._keep_task}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if not self._was_ready.is_set():
-            self._keeper.result()
+            self._keep_task.result()
             raise CliError(f"{self.name} was stopped before it was ready")
         return time.monotonic() - self._since
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL to the whole group after the grace; idempotent."""
+        """Send SIGTERM, then SIGKILL to the process group after `grace_s` seconds; idempotent."""
         self._stopping = True
-        if self._keeper is None:
+        if self._keep_task is None:
             return
         if self._process is not None and self._process.returncode is None:
             self._signal(signal.SIGTERM)
@@ -102,11 +102,11 @@ class Child:
         self._kill_group()
         if self._process is not None:
             await self._process.wait()
-        self._keeper.cancel()
-        await asyncio.wait({self._keeper})
+        self._keep_task.cancel()
+        await asyncio.wait({self._keep_task})
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, now."""
+        """Send SIGKILL to the process group at once."""
         self._stopping = True
         self._kill_group()
 
@@ -123,7 +123,7 @@ class Child:
             uptime_s=time.monotonic() - self._since,
         )
 
-    async def _keep(self) -> None:
+    async def _keep_running(self) -> None:
         failures = 0
         while not self._stopping:
             code = await self._run_once()
@@ -156,7 +156,7 @@ class Child:
             return await self._process.wait()
         finally:
             watcher.cancel()
-            self._kill_group()  # whatever it started
+            self._kill_group()  # the processes that the service started
 
     async def _watch_ready(self, pid: int) -> None:
         while not self._ready:

@@ -1,4 +1,7 @@
-"""The supervisor's own face: one JSON line in, one out, on a loopback port, with the token."""
+"""How commands reach a running supervisor: one JSON line each way, on a loopback port.
+
+A request carries the fleet's token, which only the same user can read.
+"""
 
 import asyncio
 import hmac
@@ -17,7 +20,7 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class ControlServer:
-    """Answers `status` and `trace` for the commands of the same user."""
+    """Serves `status` and `trace` to the commands of the same user."""
 
     def __init__(self, token: str, handlers: dict[str, Handler]) -> None:
         self._token = token
@@ -25,9 +28,9 @@ class ControlServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> int:
-        """Listen on a free port of the loopback; returns it."""
+        """Listen on a free loopback port; returns the port."""
         self._server = await asyncio.start_server(
-            self._answer, "127.0.0.1", 0, limit=MAX_LINE_BYTES
+            self._serve_connection, "127.0.0.1", 0, limit=MAX_LINE_BYTES
         )
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -37,43 +40,47 @@ class ControlServer:
             self._server.close()
             self._server = None
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             line = await asyncio.wait_for(reader.readline(), TIMEOUT_S)
-            reply = await self._reply(json.loads(line))
+            reply = await self._reply_to(json.loads(line))
             writer.write(json.dumps(reply).encode() + b"\n")
             await writer.drain()
         except (TimeoutError, OSError, ValueError):
-            pass  # a caller that says nothing sensible, or leaves, gets no answer
+            pass  # a malformed request, or a caller that has left, gets no answer
         finally:
             writer.close()
 
-    async def _reply(self, request: Any) -> dict[str, Any]:
+    async def _reply_to(self, request: Any) -> dict[str, Any]:
         if not isinstance(request, dict) or not hmac.compare_digest(
             str(request.get("token", "")).encode(), self._token.encode()
         ):
-            return {"error": "not allowed"}
+            return {
+                "error": "the token is wrong: run the command as the user who started the fleet"
+            }
         handler = self._handlers.get(str(request.get("command")))
         if handler is None:
-            return {"error": f"no such command: {request.get('command')}"}
+            return {"error": f"unknown command: {request.get('command')}"}
         return await handler(request)
 
 
-def ask(state_dir: Path, command: str, **arguments: Any) -> dict[str, Any]:
-    """One question to the supervisor of a state directory.
+def send_command(state_dir: Path, command: str, **arguments: Any) -> dict[str, Any]:
+    """Send one command to the supervisor of a state directory; returns its reply.
 
     Raises:
-        CliError: no fleet runs there, or it does not answer, or it answers with an error.
+        CliError: no fleet runs there, the supervisor does not answer, or it replies with an error.
     """
     record = require_record(state_dir)
-    request = {"token": StateDir(state_dir).token(), "command": command, **arguments}
     try:
+        request = {"token": StateDir(state_dir).token(), "command": command, **arguments}
         with socket.create_connection(("127.0.0.1", record["control_port"]), TIMEOUT_S) as link:
             link.sendall(json.dumps(request).encode() + b"\n")
             line = link.makefile("rb").readline()
             reply = json.loads(line)
     except (OSError, ValueError) as error:
-        raise CliError(f"the fleet in {state_dir} does not answer: {error}") from error
+        raise CliError(f"the supervisor of {state_dir} does not answer: {error}") from error
     if "error" in reply:
         raise CliError(str(reply["error"]))
     return dict(reply)

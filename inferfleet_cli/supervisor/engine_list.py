@@ -1,4 +1,4 @@
-"""The engines as the balancer sees them, over the operators' Fleet service."""
+"""Lists the engines as the balancer sees them, through its Fleet service."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ TOKEN_KEY = "inferfleet-fleet-token"
 
 
 async def list_engines(admin: str, token: str) -> dict[str, Any]:
-    """{"engines": […]}, and "engines_error" if the balancer does not answer."""
+    """{"engines": […]}, with "engines_error" as well if the balancer does not answer."""
     async with grpc.aio.insecure_channel(admin) as channel:
         stub = fleet_pb2_grpc.FleetStub(channel)
         try:
@@ -24,7 +24,7 @@ async def list_engines(admin: str, token: str) -> dict[str, Any]:
 
 
 def engine_json(view: fleet_pb2.EngineView) -> dict[str, Any]:
-    """One engine, in the terms of its own reports."""
+    """Convert one engine to the JSON object that `status --json` prints."""
     info, load = view.info, view.load
     return {
         "engine_id": info.engine_id,

@@ -1,4 +1,4 @@
-"""The supervisor: a fleet's whole life in one object, `start` to `stop`."""
+"""The supervisor: starts and stops all processes of a local fleet."""
 
 import asyncio
 import dataclasses
@@ -23,16 +23,16 @@ from inferfleet_cli.supervisor.trace_store import TraceStore
 HOST = "127.0.0.1"
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_MARGIN_S = 5.0
-PATIENCE_LINE_S = 20.0
+STILL_STARTING_EVERY_S = 20.0
 
 
 class Fleet:
-    """Owns every process of one fleet, its state directory and its traces."""
+    """Owns the processes, the state directory and the traces of one fleet."""
 
     def __init__(
         self, options: Options, say: Callable[[str], None], planner: Planner = plan
     ) -> None:
-        """`say` gets one line for a person at a time; `planner` names the processes to run."""
+        """`say` is called with lines of progress; `planner` decides which processes to run."""
         self.options = options
         self._planner = planner
         self.traces = TraceStore()
@@ -47,18 +47,18 @@ class Fleet:
         self.addresses: Addresses | None = None
 
     def claim(self) -> None:
-        """Take the state directory; `start` does so too, this is to fail before anything is said.
+        """Claim the state directory. `start` does it too; call this to fail before any output.
 
         Raises:
-            CliError: another fleet has it, or it cannot be used.
+            CliError: another fleet uses the directory, or it cannot be written.
         """
         self._state.claim()
 
     async def start(self) -> Addresses:
-        """Return when the fleet serves.
+        """Start all processes and wait until the fleet serves.
 
         Raises:
-            CliError: it cannot; whatever was started is left to `stop`.
+            CliError: a process did not start; call `stop` to end the others.
         """
         self.claim()
         at = await self._choose_addresses()
@@ -73,7 +73,7 @@ class Fleet:
         return at
 
     async def stop(self) -> None:
-        """Drain and end everything, the gateway first; idempotent, also after a failed start."""
+        """Drain and stop all processes, gateway first; idempotent and safe after a failed start."""
         grace_s = self.options.grace_s + STOP_MARGIN_S
         for group in _stop_order(self._children):
             await asyncio.gather(*(child.stop(grace_s) for child in group))
@@ -87,14 +87,14 @@ class Fleet:
         self._state.release()
 
     def kill(self) -> None:
-        """End everything at once, whatever is lost."""
+        """Kill all processes at once, without a drain."""
         for child in self._children:
             child.kill()
         for store in self._stores:
             store.kill()
 
     def status(self) -> dict[str, Any]:
-        """What runs, without asking anyone."""
+        """The processes that run, as the supervisor knows them; no service is called."""
         statuses = [store.status() for store in self._stores]
         statuses += [child.status() for child in self._children]
         at = self.addresses
@@ -109,11 +109,11 @@ class Fleet:
         }
 
     async def _choose_addresses(self) -> Addresses:
-        wanted = self.options
-        port = self._say_if_moved("gRPC", wanted.port, ports.next_free(wanted.port))
-        http = ports.next_free(wanted.http_port, avoid={port})
-        self._say_if_moved("HTTP", wanted.http_port, http)
-        free = iter(ports.take(5 + wanted.engines, avoid={port, http}))
+        options = self.options
+        port = self._report_port("gRPC", options.port, ports.next_free(options.port))
+        http = ports.next_free(options.http_port, avoid={port})
+        self._report_port("HTTP", options.http_port, http)
+        free = iter(ports.take(5 + options.engines, avoid={port, http}))
         redis, etcd, kvcache, balancer, admin = (f"{HOST}:{next(free)}" for _ in range(5))
         return Addresses(
             gateway=f"{HOST}:{port}",
@@ -127,10 +127,10 @@ class Fleet:
             otlp=await self._otlp.start(f"{HOST}:0"),
         )
 
-    def _say_if_moved(self, what: str, wanted: int, got: int) -> int:
-        if wanted not in (0, got):
-            self._say(f"Port {wanted} ({what}) is taken: using {got}")
-        return got
+    def _report_port(self, what: str, requested: int, chosen: int) -> int:
+        if requested not in (0, chosen):
+            self._say(f"Port {requested} ({what}) is taken: using {chosen}")
+        return chosen
 
     async def _start_stores(self, at: Addresses) -> None:
         chosen = (_port(at.redis), _port(at.etcd))
@@ -152,7 +152,7 @@ class Fleet:
             )
             self._children.append(child)
             await child.start()
-        waits = [asyncio.create_task(self._say_when_ready(child)) for child in self._children]
+        waits = [asyncio.create_task(self._report_when_ready(child)) for child in self._children]
         try:
             await asyncio.gather(*waits)
         finally:
@@ -160,11 +160,11 @@ class Fleet:
                 wait.cancel()
             await asyncio.wait(waits)
 
-    async def _say_when_ready(self, child: Child) -> None:
+    async def _report_when_ready(self, child: Child) -> None:
         task = asyncio.ensure_future(child.wait_ready())
         try:
             while not task.done():
-                await asyncio.wait({task}, timeout=PATIENCE_LINE_S)
+                await asyncio.wait({task}, timeout=STILL_STARTING_EVERY_S)
                 if not task.done():
                     log = self._state.log_file(child.name)
                     self._say(f"  {child.name:<10} still starting … (log: {log})")
@@ -193,14 +193,14 @@ class Fleet:
         spans = self.traces.find(key)
         if not spans:
             return {
-                "error": f"no trace of {key}: only recent requests are kept, and a trace"
-                " arrives a moment after its request"
+                "error": f"no trace of {key}: only the traces of recent requests are kept, and a"
+                " trace arrives shortly after its request"
             }
         return trace_json(spans)
 
 
 def _stop_order(children: list[Child]) -> list[list[Child]]:
-    """Who takes requests goes first; the engines together."""
+    """The groups of children in stopping order: what accepts requests stops first."""
     by_kind: dict[str, list[Child]] = {}
     for child in children:
         by_kind.setdefault(child.name.partition("-")[0], []).append(child)

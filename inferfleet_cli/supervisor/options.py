@@ -1,4 +1,4 @@
-"""What `up` was asked for, and how that becomes the command line of each service."""
+"""The options of a local fleet, and the command line of each service that follows from them."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_KV_MEMORY = "1GiB"
-"""Plenty for the default model, and quick to allocate; other models get a share of what is free."""
+"""Ample for the default model and quick to allocate. Other models get a share of free memory."""
 DRAIN_GRACE_S = 10.0
 
 
@@ -23,14 +23,14 @@ class Options:
     port: int = 50051
     http_port: int = 8080
     grace_s: float = DRAIN_GRACE_S
-    """How long running streams may take once the fleet is told to stop."""
+    """Seconds that running streams may take when the fleet stops."""
     settings: tuple[tuple[str, str, str], ...] = ()
-    """(service, key, value): further keys for one service, over everything chosen here."""
+    """(service, key, value): configuration keys of one service; they override all others."""
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where everything listens; chosen once, so that a restarted service comes back in place."""
+    """host:port of each process. Chosen once, so that a restarted service keeps its address."""
 
     gateway: str
     http: str
@@ -45,24 +45,24 @@ class Addresses:
 
 @dataclass(frozen=True)
 class ServicePlan:
-    """One process to keep running."""
+    """The command line of one process."""
 
     name: str
     argv: tuple[str, ...]
 
 
 Planner = Callable[["Options", "Addresses", Path, Mapping[str, Path]], Sequence["ServicePlan"]]
-"""(options, addresses, token file, ready file by name) → the processes, in starting order."""
+"""(options, addresses, token file, ready file by name) -> processes in starting order."""
 
 
 def threads_per_engine(engines: int) -> int:
-    """Cores are divided, never shared: two products that wait for each other's threads collapse."""
+    """Cores divided by engines: engines that share cores wait for each other and slow down."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, cores // engines)
 
 
 def kv_memory(options: Options) -> str:
-    """How much memory for blocks each engine takes."""
+    """Memory for KV blocks of each engine: a size, or a fraction of the free memory."""
     if options.model in ("", DEFAULT_MODEL):
         return DEFAULT_MODEL_KV_MEMORY
     return f"{0.5 / options.engines:.3f}"
@@ -71,7 +71,7 @@ def kv_memory(options: Options) -> str:
 def plan(
     options: Options, at: Addresses, token_file: Path, ready_file: Mapping[str, Path]
 ) -> list[ServicePlan]:
-    """The fleet's own services, in the order in which they are started."""
+    """The services of a fleet, in starting order."""
     return [
         _service(name, keys) for name, keys in keys_of(options, at, token_file, ready_file).items()
     ]
@@ -80,7 +80,7 @@ def plan(
 def keys_of(
     options: Options, at: Addresses, token_file: Path, ready_file: Mapping[str, Path]
 ) -> dict[str, dict[str, str]]:
-    """The keys of each service by its name, in the order of `plan`; with - for _ as in a flag."""
+    """Configuration keys by service name, in the order of `plan`; spelled as flags, with dashes."""
     kvcache = {**_listen(at.kvcache), "redis": f"redis://{at.redis}/0"}
     balancer = {
         **_listen(at.balancer),
@@ -116,7 +116,7 @@ def keys_of(
 
 
 def service_names(engines: int) -> list[str]:
-    """The names `plan` uses, in its order."""
+    """The service names that `plan` uses, in its order."""
     numbered = [f"engine-{index}" for index in range(1, engines + 1)]
     return ["kvcache", "balancer", *numbered, "gateway"]
 

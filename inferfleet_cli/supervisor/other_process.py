@@ -1,4 +1,4 @@
-"""Waiting for the end of a process that is not our child."""
+"""Waits for the end of a process that is not a child of this one."""
 
 import asyncio
 import os
@@ -7,16 +7,16 @@ import sys
 POLL_S = 0.5
 
 
-async def ended(pid: int) -> None:
-    """Return when that process has ended; at once if there is none."""
+async def wait_ended(pid: int) -> None:
+    """Wait until the process has ended; returns at once if it does not exist."""
     if sys.platform == "linux":
-        await _ended_by_handle(pid)
+        await _wait_by_handle(pid)
         return
-    while _exists(pid):  # noqa: ASYNC110 - there is nothing to be told by
+    while _exists(pid):  # noqa: ASYNC110 - no notification exists here
         await asyncio.sleep(POLL_S)
 
 
-async def _ended_by_handle(pid: int) -> None:
+async def _wait_by_handle(pid: int) -> None:
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

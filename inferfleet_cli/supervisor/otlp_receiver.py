@@ -1,4 +1,4 @@
-"""A real OTLP/gRPC receiver of traces: what the services send to any collector, they send here."""
+"""An OTLP/gRPC receiver: the services of a local fleet export their traces to it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,14 +14,14 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Serves opentelemetry.proto.collector.trace.v1.TraceService into a store."""
+    """Serves opentelemetry.proto.collector.trace.v1.TraceService and stores the spans."""
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> str:
-        """Listen on host:port (port 0: a free one); returns where."""
+        """Listen on host:port (port 0 means a free one); returns the host:port in use."""
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options)
         register: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
@@ -47,7 +47,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def spans_of(request: trace_service_pb2.ExportTraceServiceRequest) -> Iterator[Span]:
-    """The spans of one export, flattened."""
+    """The spans of one export request, as a flat sequence."""
     for of_resource in request.resource_spans:
         resource = _attributes(of_resource.resource.attributes)
         for of_scope in of_resource.scope_spans:

@@ -1,12 +1,14 @@
-"""Ports on this machine: the wanted one or the next free, and free ones nobody cares about."""
+"""Finds free ports on this machine: near a requested one, or at random for internal services."""
 
 import random
 import socket
 from collections.abc import Iterable
 
+from inferfleet_cli.errors import CliError
+
 TRIES = 100
-# Below the range from which Linux and macOS take the ports of outgoing connections, so that a port
-# that is free now is free when its service binds it, also after a restart.
+# Below the range from which Linux and macOS take ports of outgoing connections. A port that is free
+# now is therefore still free when its service binds it, also after a restart.
 INTERNAL = range(20_000, 32_000)
 
 
@@ -20,23 +22,23 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def next_free(wanted: int, avoid: Iterable[int] = ()) -> int:
-    """`wanted`, or the first free port above it; 0 asks for any.
+def next_free(requested: int, avoid: Iterable[int] = ()) -> int:
+    """The requested port, or the first free one above it; 0 means any free port.
 
     Raises:
-        OSError: none of the next 100 is free.
+        CliError: none of the next 100 ports is free.
     """
-    if wanted == 0:
+    if requested == 0:
         return take(1, avoid)[0]
     taken = set(avoid)
-    for port in range(wanted, min(wanted + TRIES, 65_536)):
+    for port in range(requested, min(requested + TRIES, 65_536)):
         if port not in taken and is_free(port):
             return port
-    raise OSError(f"no free port between {wanted} and {wanted + TRIES - 1}")
+    raise CliError(f"no free port between {requested} and {requested + TRIES - 1}")
 
 
 def take(count: int, avoid: Iterable[int] = ()) -> list[int]:
-    """`count` different free ports, chosen at random so that two fleets seldom meet."""
+    """`count` different free ports, at random so that two fleets seldom choose the same ones."""
     taken = set(avoid)
     found: list[int] = []
     for port in random.sample(INTERNAL, len(INTERNAL)):
@@ -45,5 +47,5 @@ def take(count: int, avoid: Iterable[int] = ()) -> list[int]:
         if port not in taken and is_free(port):
             found.append(port)
     if len(found) < count:
-        raise OSError(f"fewer than {count} free ports between {INTERNAL[0]} and {INTERNAL[-1]}")
+        raise CliError(f"fewer than {count} free ports between {INTERNAL[0]} and {INTERNAL[-1]}")
     return found

@@ -1,6 +1,7 @@
-"""What can be refused before anything is started: keys, values, files and the model's header.
+"""Checks a fleet's configuration before any process starts: keys, values, files, model header.
 
-In this process and without tensors: a second per service would be felt at each start.
+The checks run in this process and load no tensors, because starting each service to check its
+configuration would take seconds.
 """
 
 import contextlib
@@ -28,21 +29,21 @@ CLASSES: Mapping[str, type[Any]] = {
     "kvcache": KvCacheConfig,
     "gateway": GatewayConfig,
 }
-_SOMEWHERE = "127.0.0.1:1"
+_ANY_ADDRESS = "127.0.0.1:1"
 _NO_FILE = Path(os.devnull)
-"""Stands for the token and the ready files, which a start makes."""
+"""Stands for the token and ready files, which exist only after the start."""
 
 
 def check(options: Options, cwd: Path) -> None:
-    """Read the configuration of every service as it will in `cwd`, and look for the model.
+    """Resolve the configuration of every service as it would in `cwd`, and find the model.
 
     Raises:
-        CliError: with status 2, what a service would refuse later.
+        CliError: a service would reject its configuration; the status is 2.
     """
     names = service_names(options.engines)
     _check_settings(options, names)
     alike = [field.name for field in dataclasses.fields(Addresses) if field.name != "engines"]
-    at = Addresses(engines=(_SOMEWHERE,) * options.engines, **dict.fromkeys(alike, _SOMEWHERE))
+    at = Addresses(engines=(_ANY_ADDRESS,) * options.engines, **dict.fromkeys(alike, _ANY_ADDRESS))
     models = set()
     with contextlib.chdir(cwd):
         for name, keys in keys_of(options, at, _NO_FILE, dict.fromkeys(names, _NO_FILE)).items():

@@ -1,10 +1,10 @@
-"""The state directory: who runs here, where it listens, its logs and its token.
+"""The state directory of a local fleet.
 
-supervisor.lock   held while a fleet runs, with its supervisor's process id
-fleet.json        what runs where; written by the supervisor alone, whole or not at all
-fleet.token       shown by members of the fleet to each other, mode 0600
+supervisor.lock   locked while a fleet runs; holds the supervisor's process id
+fleet.json        the addresses of the fleet; replaced atomically, by the supervisor only
+fleet.token       the secret that the fleet's services show to each other; mode 0600
 logs/ ready/      a log and a ready file per service
-redis/ etcd/      the stores' data, emptied at each start
+redis/ etcd/      data of the stores; emptied at each start
 """
 
 import contextlib
@@ -23,7 +23,7 @@ DEFAULT = Path(".inferfleet")
 
 
 class StateDir:
-    """One fleet's directory."""
+    """The state directory of one fleet; at most one supervisor claims it at a time."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -34,9 +34,7 @@ class StateDir:
         self._lock: IO[str] | None = None
 
     def claim(self) -> None:
-        """Become the one supervisor of this directory and empty it of an earlier run's remains.
-
-        Idempotent.
+        """Lock the directory for this process and delete the files of an earlier run; idempotent.
 
         Raises:
             CliError: another fleet runs here, or the directory cannot be written.
@@ -64,10 +62,10 @@ class StateDir:
         self._write_token()
 
     def make(self) -> None:
-        """Have the directory and its logs/.
+        """Create the directory and its logs/, if they do not exist.
 
         Raises:
-            CliError: that is not possible.
+            CliError: they cannot be created.
         """
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -82,7 +80,7 @@ class StateDir:
             raise self._taken()
 
     def release(self) -> None:
-        """Let another supervisor have the directory; idempotent, and nothing without a claim."""
+        """Give the directory up; idempotent, and without effect if it is not claimed."""
         if self._lock is None:
             return
         self._record.unlink(missing_ok=True)
@@ -91,7 +89,7 @@ class StateDir:
         self._lock = None
 
     def remove(self) -> None:
-        """Delete what a fleet left here, then each emptied folder; what is not ours stays.
+        """Delete a fleet's files, and the directory if it is then empty; other files stay.
 
         Raises:
             CliError: another fleet runs here.
@@ -105,7 +103,7 @@ class StateDir:
             self.root.rmdir()
 
     def is_claimed(self) -> bool:
-        """Whether a supervisor, of whatever process, holds the directory now."""
+        """Whether the supervisor of any process claims the directory now."""
         try:
             with self._lock_file.open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +114,7 @@ class StateDir:
         return False
 
     def owner_pid(self) -> int | None:
-        """The supervisor's process, from its start to its end; None if there is none."""
+        """Process id of the supervisor that claims the directory; None if none does."""
         if not self.is_claimed():
             return None
         with contextlib.suppress(OSError, ValueError):
@@ -130,7 +128,7 @@ class StateDir:
         scratch.replace(self._record)
 
     def read_record(self) -> dict[str, Any] | None:
-        """What runs here, or None if nothing does."""
+        """The content of fleet.json; None if no fleet serves here."""
         with contextlib.suppress(OSError, ValueError):
             record = json.loads(self._record.read_text())
             if isinstance(record, dict) and self.is_claimed():
@@ -138,7 +136,7 @@ class StateDir:
         return None
 
     def token(self) -> str:
-        """The fleet's token."""
+        """The token of the running fleet."""
         return self.token_file.read_text().strip()
 
     def log_file(self, name: str) -> Path:
@@ -167,15 +165,15 @@ class StateDir:
 
 
 def flag(root: Path) -> str:
-    """What a command line needs to name this directory; "" for the default one."""
+    """The flag that names this directory on a command line; "" for the default directory."""
     return "" if root == DEFAULT else f" --state-dir {shlex.quote(str(root))}"
 
 
 def require_record(root: Path) -> dict[str, Any]:
-    """What runs in a state directory.
+    """The content of fleet.json of a running fleet.
 
     Raises:
-        CliError: nothing does.
+        CliError: no fleet runs in the directory.
     """
     record = StateDir(root).read_record()
     if record is None:

@@ -1,4 +1,4 @@
-"""Redis and etcd of a local fleet, kept running like the services."""
+"""Runs Redis and etcd of a local fleet, and restarts them when they end."""
 
 import asyncio
 import time
@@ -15,9 +15,9 @@ BLOCKING_STOP_S = 5.0
 
 
 class Store:
-    """One backing server; all its blocking calls run on `thread`.
+    """One store server. All its blocking calls run on `thread`.
 
-    The thread must live as long as the server: on Linux its end would end the server too.
+    The thread must live as long as the server, because on Linux its end kills the server.
     """
 
     def __init__(
@@ -37,18 +37,18 @@ class Store:
         self._since = time.monotonic()
 
     async def start(self) -> float:
-        """Return when it answers; the seconds that took.
+        """Start the server and wait until it answers; returns the seconds that this took.
 
         Raises:
-            CliError: it does not come up.
+            CliError: it does not start.
         """
         self._since = time.monotonic()
         await self._launch()
-        self._watcher = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+        self._watcher = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")
         return time.monotonic() - self._since
 
     async def stop(self) -> None:
-        """End it; idempotent."""
+        """Stop the server; idempotent."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait({self._watcher})
@@ -56,7 +56,7 @@ class Store:
         await self._call(lambda: self._server.stop(BLOCKING_STOP_S))
 
     def kill(self) -> None:
-        """SIGKILL, now."""
+        """Send SIGKILL to the server at once."""
         self._server.kill()
 
     def status(self) -> ChildStatus:
@@ -71,7 +71,7 @@ class Store:
             uptime_s=time.monotonic() - self._since,
         )
 
-    async def _keep(self) -> None:
+    async def _keep_running(self) -> None:
         failures = 0
         while True:
             await asyncio.sleep(POLL_S)
@@ -92,7 +92,7 @@ class Store:
     async def _launch(self) -> None:
         try:
             await self._call(self._server.launch)
-        except dev_backends.BackingError as error:
+        except dev_backends.BackendError as error:
             raise CliError(f"{self.name}: {error}") from error
 
     async def _call(self, function: Callable[[], None]) -> None:
@@ -105,14 +105,14 @@ def make_stores(
     thread: ThreadPoolExecutor,
     on_event: Callable[[str], None],
 ) -> list[Store]:
-    """Redis and etcd of this machine, on the given ports, with empty data.
+    """Redis and etcd of this machine, on the ports (redis, etcd), with empty data.
 
     Raises:
-        CliError: a server is missing; the message says how to get one.
+        CliError: a server is missing; the message says how to install one.
     """
     try:
         redis_binary, etcd_binary = dev_backends.find_redis(), dev_backends.find_etcd()
-    except dev_backends.BackingError as error:
+    except dev_backends.BackendError as error:
         raise CliError(str(error)) from error
     redis = dev_backends.RedisProcess(redis_binary, state.data_dir("redis"), ports[0], {})
     etcd = dev_backends.EtcdProcess(etcd_binary, state.data_dir("etcd"), ports[1], ())

@@ -1,4 +1,4 @@
-"""A trace as `trace --json` prints it: spans in the order of the tree, times in seconds."""
+"""Converts a trace to the object that `trace --json` prints: spans in tree order, seconds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ ENGINE_ID = "inferfleet.engine_id"
 
 
 def trace_json(spans: Sequence[Span]) -> dict[str, Any]:
-    """One trace's spans; parents before children, siblings by start."""
+    """Convert the spans of one trace; parents come before children, siblings by start time."""
     start = min(span.start_ns for span in spans)
     request_ids = [s.attributes[REQUEST_ID] for s in spans if REQUEST_ID in s.attributes]
     return {
@@ -25,7 +25,7 @@ def trace_json(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def _in_tree_order(spans: Sequence[Span]) -> list[tuple[Span, int, str]]:
-    """(span, depth, instance) from the roots down."""
+    """(span, depth, instance) in depth-first order from the roots."""
     known = {span.span_id for span in spans}
     children: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns)):
@@ -42,7 +42,7 @@ def _in_tree_order(spans: Sequence[Span]) -> list[tuple[Span, int, str]]:
 
 
 def _instance(span: Span, parent: Span | None, parent_instance: str) -> str:
-    """Which engine a span is of (it says so itself or its parent does); else its service."""
+    """The engine id of a span or of its parent, for engine spans; else the service's name."""
     if span.service != "engine":
         return span.service
     own = span.resource.get(ENGINE_ID) or span.attributes.get(ENGINE_ID)

@@ -1,4 +1,4 @@
-"""Recent traces in bounded memory, by trace id and by request id."""
+"""Keeps recent traces in bounded memory; finds them by trace id or request id."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ MAX_SPANS_PER_TRACE = 2000
 
 @dataclass(frozen=True)
 class SpanEvent:
-    """Something that happened at one moment of a span."""
+    """An event of a span."""
 
     name: str
     time_ns: int
@@ -21,12 +21,12 @@ class SpanEvent:
 
 @dataclass(frozen=True)
 class Span:
-    """One span as it was received; times in Unix nanoseconds."""
+    """One received span; times are Unix nanoseconds."""
 
     trace_id: str
     span_id: str
     parent_span_id: str
-    """"" for a root, or when the parent belongs to the caller."""
+    """"" for a root span."""
     name: str
     service: str
     start_ns: int
@@ -38,7 +38,7 @@ class Span:
 
 
 class TraceStore:
-    """Keeps the traces that were last added to; the oldest go first."""
+    """Keeps the most recently updated traces; the least recently updated one is dropped first."""
 
     def __init__(self, max_traces: int = MAX_TRACES) -> None:
         self._max_traces = max_traces
@@ -46,7 +46,7 @@ class TraceStore:
         self._trace_of_request: dict[str, str] = {}
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Take in spans; one that came before is replaced, those over the limit are dropped."""
+        """Store spans; a known span id is replaced, spans over the limit are dropped."""
         for span in spans:
             trace = self._spans.setdefault(span.trace_id, {})
             self._spans.move_to_end(span.trace_id)
@@ -58,7 +58,7 @@ class TraceStore:
             self._forget(self._spans.popitem(last=False)[1].values())
 
     def find(self, key: str) -> list[Span]:
-        """The spans of a request id or a trace id, by start; empty if it is not known."""
+        """The spans of a request id or trace id, by start time; empty if the id is unknown."""
         spans = self._spans.get(self._trace_of_request.get(key, key.lower()), {})
         return sorted(spans.values(), key=lambda span: span.start_ns)
 

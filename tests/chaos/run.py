@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from inferfleet_cli.errors import CliError
-from inferfleet_cli.supervisor.dev_backends import BackingError
+from inferfleet_cli.supervisor.dev_backends import BackendError
 from tests.chaos import engines, leaving, overload, services, stores, upgrade
 from tests.chaos.client import Clients
 from tests.chaos.etcd_cluster import EtcdCluster
@@ -125,7 +125,7 @@ async def run_all(
                         yield row
             except upgrade.NoSuchRevisionError as error:
                 yield Row("version n beside n-1", violations=[f"not run: {error}"])
-            except (TimeoutError, BackingError, CliError, grpc.RpcError) as error:
+            except (TimeoutError, BackendError, CliError, grpc.RpcError) as error:
                 yield Row(f"fleet {kind!r}", violations=[f"{type(error).__name__}: {error}"])
 
 

@@ -1,4 +1,4 @@
-"""A fleet of stand-in services: real processes that become ready, and end as they are told."""
+"""A fleet of stand-in services: real processes that become ready and end on request."""
 
 import sys
 import textwrap
@@ -67,7 +67,7 @@ def stand_ins(service_argv: Callable[[Path, str], tuple[str, ...]]) -> Callable[
 
 
 class FakeGateway(inference_pb2_grpc.InferenceServicer):
-    """Answers every request with three deltas; remembers what it was asked."""
+    """Answers every request with three deltas; keeps the requests."""
 
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []

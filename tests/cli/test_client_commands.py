@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from inferfleet_cli.main import main
-from inferfleet_cli.status import text
+from inferfleet_cli.status import status_text
 
 
 def test_generate_json_prints_one_object_with_every_promised_key(gateway, capsys, tmp_path):
@@ -65,15 +65,15 @@ def test_a_constraint_comes_from_a_file_or_from_the_flag(gateway, tmp_path):
     schema.write_text('{"type": "null"}')
     for flags in (["--json-schema", str(schema)], ["--json-schema", "{}"], ["--regex", "a+"]):
         assert main(["generate", "x", *flags, "--address", address]) == 0
-    asked = [request.constraint for request in servicer.requests]
-    assert [one.json_schema for one in asked] == ['{"type": "null"}', "{}", ""]
-    assert asked[2].regex == "a+"
+    constraints = [request.constraint for request in servicer.requests]
+    assert [one.json_schema for one in constraints] == ['{"type": "null"}', "{}", ""]
+    assert constraints[2].regex == "a+"
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["generate", "x", "--json-schema", "none.json"], 2, "--json-schema: no JSON text"),
+        (["generate", "x", "--json-schema", "none.json"], 2, "--json-schema: neither JSON text"),
         (["generate"], 2, "give either PROMPT or --token-ids"),
         (["generate", "x", "--token-ids", "1"], 2, "give either PROMPT or --token-ids"),
         (["generate", "--token-ids", "1,-2"], 2, "--token-ids: expected numbers"),
@@ -97,7 +97,7 @@ def test_a_stream_that_breaks_ends_its_line_before_the_error(gateway, capsys):
     assert (out, err) == ("Paris.\n", "inferfleet: DATA_LOSS: the engine is gone\n")
 
 
-def test_a_key_is_shown_and_a_missing_file_is_said(gateway, capsys, tmp_path):
+def test_the_api_key_is_sent_and_a_missing_file_is_an_error(gateway, capsys, tmp_path):
     servicer, address = gateway
     key = tmp_path / "key"
     key.write_text("abc\n")
@@ -112,7 +112,7 @@ def test_two_models_ask_for_a_choice(gateway, capsys):
     servicer, address = gateway
     servicer.models = ["tiny", "small"]
     assert main(["generate", "x", "--address", address]) == 1
-    assert "say which --model" in capsys.readouterr().err
+    assert "name a model with --model" in capsys.readouterr().err
 
 
 def test_no_gateway_says_how_to_start_one(capsys, tmp_path):
@@ -143,7 +143,7 @@ def test_without_a_fleet_status_says_so(tmp_path, capsys):
 
 
 def test_status_shows_a_balancer_that_does_not_answer():
-    shown = text(
+    shown = status_text(
         {
             "gateway": {"grpc": "127.0.0.1:1", "http": "http://127.0.0.1:2"},
             "uptime_s": 3.2,

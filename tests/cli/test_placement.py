@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from inferfleet_cli import placement_group
 from inferfleet_cli.main import main
+from inferfleet_cli.placement import group
 from services.common.etcd.client import Etcd, Put
 from services.engine.eplb.placement_map import (
     Applied,
@@ -120,7 +120,7 @@ def test_help_teaches_and_bad_usage_is_status_2(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert "inferfleet placement set --plan" in text
-    assert "status 0" in text
+    assert "Exit status: 0" in text
 
 
 def test_without_a_fleet_the_command_says_what_to_do(tmp_path, capsys):
@@ -137,7 +137,7 @@ def test_without_a_fleet_the_command_says_what_to_do(tmp_path, capsys):
 def test_the_etcd_of_the_local_fleet_is_found(fleet, run, tmp_path, monkeypatch, capsys):
     fleet.engine()
     monkeypatch.setattr(
-        "inferfleet_cli.placement_group.StateDir.read_record",
+        "inferfleet_cli.etcd_action.StateDir.read_record",
         lambda self: {"etcd": fleet.address} if self.root == tmp_path else None,
     )
     assert main(["placement", "get", "--state-dir", str(tmp_path)]) == 0
@@ -148,14 +148,14 @@ def test_the_etcd_of_the_local_fleet_is_found(fleet, run, tmp_path, monkeypatch,
 def test_nothing_there_is_status_3(fleet, run):
     assert run("get")[0] == 3
     fleet.engine(load=((0,) * 4,) * 2)
-    for arguments, said in [
+    for arguments, words in [
         (("plan",), "counted no tokens yet"),
         (("history",), "no map"),
-        (("rollback", "1"), "kept: none"),
+        (("rollback", "1"), "versions kept: none"),
         (("get", "--group=other"), f"only: {GROUP}"),
     ]:
         status, text = run(*arguments)
-        assert (status, said in text) == (3, True), text
+        assert (status, words in text) == (3, True), text
 
 
 def test_a_plan_shows_todays_and_tomorrows_balance(fleet, run):
@@ -214,13 +214,13 @@ def test_history_and_rollback(fleet, run, map_file):
     assert lines[0].startswith("3 *")
     assert [one["version"] for one in json.loads(run("history", "--json")[1])] == [3, 2, 1]
     status, text = run("rollback", "3")
-    assert (status, "is the map that stands" in text) == (1, True)
+    assert (status, "is the current map already" in text) == (1, True)
     status, text = run("rollback", "9")
     assert (status, "kept: 1, 2, 3" in text) == (3, True)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "words"),
     [
         ({"phy2log": GOOD[:1]}, "it has 1 layers, the model has 2"),
         ({"phy2log": [[0, 1, 2, 3], [0, 1, 2, 3]]}, "layer 0 has 4 slots, the engine has 6"),
@@ -235,23 +235,23 @@ def test_history_and_rollback(fleet, run, map_file):
         ("[]", "map.json"),
     ],
 )
-def test_a_map_that_does_not_fit_is_status_5_and_not_written(fleet, run, map_file, content, said):
+def test_a_map_that_does_not_fit_is_status_5_and_not_written(fleet, run, map_file, content, words):
     fleet.engine()
     status, text = run("set", map_file(content))
-    assert (status, said in text) == (5, True), text
+    assert (status, words in text) == (5, True), text
     assert fleet.read(fleet.keys.map) is None
 
 
-def test_somebody_else_was_faster(fleet, run, map_file, monkeypatch):
+def test_a_map_that_was_changed_meanwhile_is_not_overwritten(fleet, run, map_file, monkeypatch):
     fleet.engine()
     path = map_file({"phy2log": GOOD})
 
     async def slow(etcd, name):
-        target = await placement_group.find_target(etcd, name)
+        target = await group.find_target(etcd, name)
         await etcd.put(fleet.keys.map, b"{}")
         return target
 
-    monkeypatch.setattr("inferfleet_cli.placement_actions.find_target", slow)
+    monkeypatch.setattr("inferfleet_cli.placement.actions.find_target", slow)
     status, text = run("set", path)
     assert (status, "meanwhile" in text) == (4, True)
     assert fleet.read(fleet.keys.map) == b"{}"
@@ -297,13 +297,13 @@ def test_an_engine_that_refuses_is_named(fleet, run, map_file):
     engines.join()
     assert status == 5
     assert "1: rank 1 has no memory" in text
-    assert "go on with the map before it" in text
+    assert "keep the map before it" in text
 
 
 def test_an_engine_that_does_not_answer_is_named(fleet, run, map_file):
     fleet.engine("engine-1")
     status, text = run("set", map_file({"phy2log": GOOD}), "--wait=0.3")
-    assert (status, "not in use at: engine-1" in text) == (1, True)
+    assert (status, "not in use after 0.3 s at engine-1" in text) == (1, True)
 
 
 def test_of_several_models_one_must_be_named(fleet, run):
@@ -324,7 +324,7 @@ def test_a_map_without_engines_can_still_be_rolled_back(fleet, run, map_file):
 
     fleet.forget(fleet.keys.applied(""), fleet.keys.loads(""))
     status, text = run("rollback", "1")
-    assert (status, "no engine of this group lives" in text) == (0, True)
+    assert (status, "no engine of this group is registered" in text) == (0, True)
     assert fleet.current().version == 3
 
 
@@ -347,14 +347,14 @@ def test_a_plan_from_a_file_needs_no_fleet(tmp_path, capsys):
     planned = json.loads(capsys.readouterr().out)
     assert planned["num_ranks"] == 2
     assert {len(row) for row in planned["phy2log"]} == {6}
-    for bad, said in [
+    for bad, words in [
         (["--ranks=2", "--slots=5"], "5 replicas do not divide among 2 GPUs"),
         (["--ranks=2", "--slots=2"], "2 replicas cannot hold 4 experts"),
         (["--ranks=-2", "--slots=6"], "at least 1"),
         (["--ranks=2", "--slots=6", "--policy=hierarchical", "--groups=3"], "groups"),
     ]:
         assert main(["placement", "plan", "--loads", str(loads), *bad]) == 2
-        assert said in capsys.readouterr().err
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[[]]", "[[1, 2], [1]]", '{"load": [[-1]]}', "7"])

@@ -1,4 +1,4 @@
-"""`up` before anything runs: what is refused, and that nothing but the reason is said."""
+"""`up` before anything runs: what it refuses, and that it prints the reason only."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def test_hints_name_a_state_directory_that_is_not_the_default():
     assert state_dir.flag(Path("my fleet")) == " --state-dir 'my fleet'"
 
 
-def test_the_detached_process_is_told_so_and_how_to_stop_it(tmp_path):
+def test_detach_prints_how_to_stop_the_fleet(tmp_path):
     """A stand-in for the interpreter that claims the directory, says its arguments and stays."""
     program = tmp_path / "python"
     program.write_text(
@@ -74,11 +74,11 @@ def test_the_detached_process_is_told_so_and_how_to_stop_it(tmp_path):
             os.kill(pid, signal.SIGKILL)
     assert done.returncode == 0, done.stderr
     assert str([*arguments, "--in-background"]) in done.stdout
-    assert f"`inferfleet down --state-dir {state}` stops it" in done.stdout
+    assert f"stop it with `inferfleet down --state-dir {state}`" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "words"),
     [
         (
             ["--model", "/no/such"],
@@ -99,13 +99,15 @@ def test_the_detached_process_is_told_so_and_how_to_stop_it(tmp_path):
         (["--set", "gateway.api_keys_file=/no/such"], "gateway: api_keys_file: cannot read /no/s"),
     ],
 )
-def test_what_a_service_would_refuse_is_said_before_anything_starts(tmp_path, capsys, flags, said):
+def test_what_a_service_would_refuse_is_refused_before_anything_starts(
+    tmp_path, capsys, flags, words
+):
     state = tmp_path / "state"
     assert main(["up", "--state-dir", str(state), *flags]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("inferfleet: ")
-    assert said in err
+    assert words in err
     assert len(err.splitlines()) == 1
     assert not state.exists()
 

@@ -17,7 +17,7 @@ import pytest
 
 from inferfleet_cli.demo import missing_from
 from inferfleet_cli.errors import CliError
-from inferfleet_cli.supervisor.control import ask
+from inferfleet_cli.supervisor.control import send_command
 from inferfleet_cli.supervisor.engine_list import TOKEN_KEY
 from inferfleet_cli.supervisor.state_dir import StateDir
 from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
@@ -146,10 +146,10 @@ class FleetUnderTest:
         return self._command is not None and any(words in one for one in self._command.lines)
 
     def status(self) -> dict[str, Any]:
-        return ask(self.state_dir, "status")
+        return send_command(self.state_dir, "status")
 
     def trace(self, request_id: str) -> dict[str, Any]:
-        return ask(self.state_dir, "trace", request_id=request_id)
+        return send_command(self.state_dir, "trace", request_id=request_id)
 
     def whole_trace(self, request_id: str) -> dict[str, Any]:
         """The trace once its last span has come."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from inferfleet_cli.errors import CliError
-from inferfleet_cli.supervisor.control import ask
+from inferfleet_cli.supervisor.control import send_command
 from inferfleet_cli.supervisor.fleet import Fleet
 from inferfleet_cli.supervisor.options import Options
 from inferfleet_cli.supervisor.state_dir import StateDir
@@ -52,14 +52,14 @@ async def test_a_fleet_starts_answers_and_leaves_nothing(tmp_path, stand_ins):
     state_dir = tmp_path / "state"
     try:
         await fleet.start()
-        status = await asyncio.to_thread(ask, state_dir, "status")
+        status = await asyncio.to_thread(send_command, state_dir, "status")
         names = [service["name"] for service in status["services"]]
         assert names == ["redis", "etcd", "kvcache", "balancer", "engine-1", "engine-2", "gateway"]
         assert {service["state"] for service in status["services"]} == {"ready"}
         assert "UNAVAILABLE" in status["engines_error"]  # no balancer stands behind the stand-in
         assert sum("ready in" in line for line in lines) == len(names)
         with pytest.raises(CliError, match="no trace of nothing"):
-            await asyncio.to_thread(ask, state_dir, "trace", request_id="nothing")
+            await asyncio.to_thread(send_command, state_dir, "trace", request_id="nothing")
         for service in status["services"]:
             os.kill(service["pid"], 0)  # it exists
     finally:

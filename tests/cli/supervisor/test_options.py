@@ -67,7 +67,7 @@ def test_a_setting_reaches_its_service_alone_and_wins(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["kvcache", "balancer", "engine-1", "gateway"])
-def test_each_service_accepts_what_it_is_told(tmp_path, name):
+def test_each_service_accepts_its_keys(tmp_path, name):
     argv = planned(tmp_path)[name].argv
     done = subprocess.run([*argv, "--check-config"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

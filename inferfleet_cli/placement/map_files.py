@@ -1,5 +1,6 @@
-"""Maps and loads that come from files: read, checked, and told apart from what they lack."""
+"""Reads and writes the JSON files of `placement`: maps and loads."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TypeVar
@@ -7,17 +8,17 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from inferfleet_cli.errors import CliError
-from inferfleet_cli.placement_group import REFUSED
+from inferfleet_cli.errors import REJECTED, CliError, to_json
 from services.engine.contract.runner import ExpertShape
 from services.engine.eplb.packing import Ints
 from services.engine.eplb.placement_map import PlacementMap, Table, count_copies
 
 T = TypeVar("T")
+_TABLE_ROW = re.compile(r"\[\s*([\d,\s]+?)\s*\]")
 
 
 class MapFile(msgspec.Struct):
-    """A map, whole or only its table; what it does not say is taken from the engines."""
+    """A map in a file. Only `phy2log` is required; the engines supply what is missing."""
 
     phy2log: Table
     model_revision: str | None = None
@@ -38,10 +39,10 @@ class _LoadFile(msgspec.Struct):
 
 
 def read_map(path: str) -> MapFile:
-    """A file that `set` takes.
+    """Read a map file for `set`; "-" is standard input.
 
     Raises:
-        CliError: it cannot be read, or holds no map.
+        CliError: the file cannot be read, or it is not a map.
     """
     parsed = _parse(path, dict[str, object])
     if isinstance(parsed.get("map"), dict):
@@ -50,10 +51,10 @@ def read_map(path: str) -> MapFile:
 
 
 def read_load(path: str) -> Ints:
-    """[layers, experts] tokens.
+    """Read a file of loads: tokens by [layer, expert].
 
     Raises:
-        CliError: it cannot be read, or is no rectangular table.
+        CliError: the file cannot be read, or it is not a rectangular table.
     """
     parsed = _parse(path, object)
     if isinstance(parsed, dict):
@@ -61,18 +62,18 @@ def read_load(path: str) -> Ints:
     else:
         table = _convert(path, parsed, Table)
     if not table or not table[0] or len({len(row) for row in table}) != 1:
-        raise CliError(f"{path}: the layers must have equally many experts, at least one")
+        raise CliError(f"{path}: all layers must have the same number of experts, at least one")
     return np.array(table, np.int64)
 
 
 def to_draft(
     file: MapFile, shape: ExpertShape, *, model: str, model_revision: str, **origin: object
 ) -> PlacementMap:
-    """The map of a file for these engines, not written yet; `origin`: author, created_unix_ms."""
+    """The file's map, completed for these engines; `origin` has author and created_unix_ms."""
     fits = len(file.load) == shape.num_layers and all(
         len(row) == shape.num_experts for row in file.load
     )
-    known = {"load": file.load, "window_rounds": file.window_rounds} if fits else {}
+    load = {"load": file.load, "window_rounds": file.window_rounds} if fits else {}
     return msgspec.convert(
         {
             "version": 0,
@@ -84,11 +85,17 @@ def to_draft(
             "policy": file.policy or "manual",
             "balance_before": file.balance_before,
             "balance_after": file.balance_after,
-            **known,
+            **load,
             **origin,
         },
         PlacementMap,
     )
+
+
+def maps_json(value: object) -> str:
+    """Format maps as JSON, with each row of a table on one line."""
+    text = to_json(msgspec.to_builtins(value))
+    return _TABLE_ROW.sub(lambda row: "[" + " ".join(row[1].split()) + "]", text)
 
 
 def _parse(path: str, kind: type[T]) -> T:
@@ -98,11 +105,11 @@ def _parse(path: str, kind: type[T]) -> T:
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"cannot read {path}: {error}") from error
     except msgspec.DecodeError as error:
-        raise CliError(f"{path}: {error}", REFUSED) from error
+        raise CliError(f"{path}: {error}", REJECTED) from error
 
 
 def _convert(path: str, value: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise CliError(f"{path}: {error}", REFUSED) from error
+        raise CliError(f"{path}: {error}", REJECTED) from error

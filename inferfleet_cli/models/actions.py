@@ -1,10 +1,7 @@
 """What the `models` commands do, once their arguments are read."""
 
 import argparse
-import asyncio
 import contextlib
-import getpass
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from inferfleet_cli.errors import CliError, of_rpc, to_json
-from inferfleet_cli.models_store import NOTHING_THERE, Known, change, read, target_of
-from inferfleet_cli.placement_group import connected
+from inferfleet_cli.errors import NOTHING_THERE, CliError, from_rpc, to_json
+from inferfleet_cli.etcd_action import author_of, run_connected
+from inferfleet_cli.models.store import Listing, TargetsOf, change_record, read_listing, target_of
 from inferfleet_cli.supervisor.state_dir import StateDir
 from inferfleet_cli.table import table
 from inferfleet_proto.admin.v1 import fleet_pb2, fleet_pb2_grpc
@@ -29,7 +26,7 @@ MAX_CANARY_PERCENT = 50.0
 
 
 def perform(name: str, args: argparse.Namespace) -> int:
-    """Run one action; returns the process's exit status."""
+    """Run one action and return the exit status of the process."""
     action = {
         "list": _list,
         "set": _set,
@@ -39,99 +36,100 @@ def perform(name: str, args: argparse.Namespace) -> int:
         "drain": _drain,
     }[name]
 
-    async def run() -> int:
-        async with connected(args) as etcd:
-            return await action(args, etcd)
-
-    return asyncio.run(run())
+    return run_connected(args, lambda etcd: action(args, etcd))
 
 
 async def _list(args: argparse.Namespace, etcd: Etcd) -> int:
-    known = await read(etcd)
+    listing = await read_listing(etcd)
     if args.json:
-        print(to_json(_as_json(known)))
+        print(to_json(_listing_json(listing)))
         return 0
-    print("\n".join(table(("name", "revision", "engines", "share", "version"), _rows(known))))
-    for alias in known.aliases.values():
+    print("\n".join(table(("name", "revision", "engines", "share", "version"), _rows(listing))))
+    for alias in listing.aliases.values():
         if alias.problem:
-            print(f"{alias.name}: the record is refused by gateways: {alias.problem}")
+            print(f"{alias.name}: gateways ignore the record: {alias.problem}")
     return 0
 
 
 async def _set(args: argparse.Namespace, etcd: Etcd) -> int:
     if args.delete:
         if args.targets:
-            raise CliError("set --delete takes no targets", 2)
-        await change(etcd, args.alias, _nothing, author=_author(args), if_version=args.if_version)
-        print(f"{args.alias}: the record is gone; load decides among the revisions of a model")
+            raise CliError("set --delete: remove the targets from the command line", 2)
+        await _change(args, etcd, _no_targets)
+        print(f"{args.alias}: record deleted; the balancer chooses among revisions by load")
         return 0
-    known = await read(etcd)
-    targets = [_weighted(known, text) for text in args.targets]
+    listing = await read_listing(etcd)
+    targets = [_weighted(listing, text) for text in args.targets]
     if not targets:
-        raise CliError("set: name at least one MODEL@REVISION, or --delete", 2)
+        raise CliError("set: give at least one MODEL@REVISION, or --delete", 2)
     return await _write(args, etcd, lambda old: targets)
 
 
 async def _canary(args: argparse.Namespace, etcd: Etcd) -> int:
     if not 0 < args.percent <= MAX_CANARY_PERCENT:
-        raise CliError(f"--percent: must be above 0 and at most {MAX_CANARY_PERCENT:g}", 2)
-    known = await read(etcd)
-    canary = target_of(known, args.target)
+        raise CliError(
+            f"--percent: must be above 0 and at most {MAX_CANARY_PERCENT:g}, got {args.percent:g}",
+            2,
+        )
+    listing = await read_listing(etcd)
+    canary = target_of(listing, args.target)
 
     def targets(old: AliasRecord | None) -> Sequence[Target]:
-        others = _others(known, args.alias, old, canary)
+        others = _others(listing, args.alias, old, canary)
         if not sum(target.weight for target in others) > 0:
-            raise CliError(f"{args.alias}: nobody else would serve it: use `promote`", 2)
+            raise CliError(f"{args.alias}: no other revision serves it; use `promote`", 2)
         return with_canary(others, canary, args.percent / 100)
 
     return await _write(args, etcd, targets)
 
 
 async def _promote(args: argparse.Namespace, etcd: Etcd) -> int:
-    known = await read(etcd)
-    chosen = target_of(known, args.target, 100.0)
+    listing = await read_listing(etcd)
+    chosen = target_of(listing, args.target, 100.0)
     return await _write(args, etcd, lambda old: [chosen])
 
 
 async def _rollback(args: argparse.Namespace, etcd: Etcd) -> int:
     def targets(old: AliasRecord | None) -> Sequence[Target]:
         if old is None or not old.previous:
-            raise CliError(f"{args.alias}: there is no earlier version", NOTHING_THERE)
+            raise CliError(f"{args.alias} has no earlier version", NOTHING_THERE)
         return old.previous
 
     return await _write(args, etcd, targets)
 
 
 async def _drain(args: argparse.Namespace, etcd: Etcd) -> int:
-    known = await read(etcd)
-    target = target_of(known, args.target)
+    listing = await read_listing(etcd)
+    target = target_of(listing, args.target)
     users = [
         alias.name
-        for alias in known.aliases.values()
+        for alias in listing.aliases.values()
         if alias.record is not None and alias.record.shares.get(target.key, 0.0) > 0
     ]
     if users and not args.force:
         raise CliError(
-            f"{args.target} still gets requests of {', '.join(users)}: promote another revision"
-            " first, or --force"
+            f"{args.target} still gets requests for {', '.join(users)}: promote another revision"
+            " first, or give --force"
         )
-    if not known.admins:
-        raise CliError("no balancer is registered", NOTHING_THERE)
-    count = len(known.revisions[target.key])
-    print(f"draining {count} engines of {args.target}: up to {args.grace:g} s", file=sys.stderr)
+    if not listing.admins:
+        raise CliError("no balancer is registered in etcd: start one", NOTHING_THERE)
+    count = len(listing.revisions[target.key])
+    print(
+        f"draining {count} engines of {args.target}, for at most {args.grace:g} s", file=sys.stderr
+    )
     failed = False
-    for engine in (await _asked_to_drain(args, known.admins, target)).engines:
+    for engine in (await _drain_revision(args, listing.admins, target)).engines:
         failed = failed or bool(engine.problem)
         ended, cut = engine.result.streams_ended, engine.result.streams_aborted
-        said = engine.problem or f"{ended} streams ended, {cut} were cut"
-        print(f"{engine.engine_id}: {said}")
+        outcome = engine.problem or f"{ended} streams ended, {cut} were aborted"
+        print(f"{engine.engine_id}: {outcome}")
     return int(failed)
 
 
-async def _asked_to_drain(
+async def _drain_revision(
     args: argparse.Namespace, admins: Sequence[str], target: Target
 ) -> fleet_pb2.DrainRevisionResponse:
-    """One balancer is enough: the engines tell the others that they are draining."""
+    """Drain through the first balancer that answers; the others learn it from the engines."""
     membership = _membership(args)
     problem = CliError("no balancer answers")
     for admin in admins:
@@ -147,12 +145,13 @@ async def _asked_to_drain(
                 )
                 return answer
             except grpc.aio.AioRpcError as error:
-                problem = of_rpc(error, admin)
+                problem = from_rpc(error, admin)
     raise problem
 
 
 def with_canary(others: Sequence[Target], canary: Target, share: float) -> list[Target]:
-    """Weights of 100 in all: the canary's share, and the others' in proportion."""
+    """Targets with weights that sum to 100: the canary has its share, the others the rest in
+    proportion to their weights."""
     total = sum(target.weight for target in others)
     rest = [
         replace(target, weight=round(target.weight / total * (1 - share) * 100, 6))
@@ -161,45 +160,45 @@ def with_canary(others: Sequence[Target], canary: Target, share: float) -> list[
     return [*rest, replace(canary, weight=round(share * 100, 6))]
 
 
-def _others(known: Known, name: str, old: AliasRecord | None, canary: Target) -> list[Target]:
-    """Whom the canary stands beside: the record's targets, else the model's other revisions."""
+def _others(listing: Listing, name: str, old: AliasRecord | None, canary: Target) -> list[Target]:
+    """The targets besides the canary: the record's, else the other revisions of the model."""
     if old is not None:
         return [target for target in old.targets if target.key != canary.key]
     return [
         Target(model, revision, float(len(engines)))
-        for (model, revision), engines in known.revisions.items()
+        for (model, revision), engines in listing.revisions.items()
         if model == canary.model and revision != canary.revision
     ]
 
 
-def _weighted(known: Known, text: str) -> Target:
-    # Revisions are digests or names: what follows the last "=" is a weight if it is a number.
+def _weighted(listing: Listing, text: str) -> Target:
+    # A revision may contain "="; what follows the last "=" is the weight.
     name, equals, weight = text.rpartition("=")
     if not equals:
-        return target_of(known, text)
+        return target_of(listing, text)
     with contextlib.suppress(ValueError):
-        return target_of(known, name, float(weight))
-    raise CliError(f"{text}: {weight!r} is not a weight", 2)
+        return target_of(listing, name, float(weight))
+    raise CliError(f"{text}: {weight!r} is not a number", 2)
 
 
-def _nothing(old: AliasRecord | None) -> Sequence[Target]:
+def _no_targets(old: AliasRecord | None) -> Sequence[Target]:
     if old is None:
-        raise CliError("there is no record of this name", NOTHING_THERE)
+        raise CliError("this name has no record", NOTHING_THERE)
     return ()
 
 
-def _author(args: argparse.Namespace) -> str:
-    return args.author or f"{getpass.getuser()}@{socket.gethostname()}"
-
-
-async def _write(args: argparse.Namespace, etcd: Etcd, targets: Any) -> int:
-    record = await change(
-        etcd, args.alias, targets, author=_author(args), if_version=args.if_version
-    )
+async def _write(args: argparse.Namespace, etcd: Etcd, targets: TargetsOf) -> int:
+    record = await _change(args, etcd, targets)
     print(f"{args.alias}, version {record.version}:")
     for (model, revision), share in record.shares.items():
         print(f"  {share:7.2%}  {model}@{revision}")
     return 0
+
+
+async def _change(args: argparse.Namespace, etcd: Etcd, targets: TargetsOf) -> AliasRecord:
+    return await change_record(
+        etcd, args.alias, targets, author=author_of(args), if_version=args.if_version
+    )
 
 
 def _membership(args: argparse.Namespace) -> Membership:
@@ -207,49 +206,49 @@ def _membership(args: argparse.Namespace) -> Membership:
     local = StateDir(args.state_dir)
     if not token_file and not args.tls_ca_file and local.read_record() is not None:
         token_file = str(local.token_file)
-    shown = ServiceConfig(
+    config = ServiceConfig(
         fleet_token_file=token_file,
         tls_ca_file=args.tls_ca_file,
         tls_cert_file=args.tls_cert_file,
         tls_key_file=args.tls_key_file,
     )
     try:
-        return Membership.from_config(shown)
+        return Membership.from_config(config)
     except ConfigError as error:
         raise CliError(str(error), 2) from error
 
 
-def _rows(known: Known) -> list[tuple[str, str, int, str, str]]:
+def _rows(listing: Listing) -> list[tuple[str, str, int, str, str]]:
     rows = []
-    for name, alias in known.aliases.items():
+    for name, alias in listing.aliases.items():
         if alias.record is not None and alias.record.deleted:
             continue
         shares = alias.record.shares if alias.record is not None else {}
         for (model, revision), share in shares.items():
-            engines = known.revisions.get((model, revision), [])
+            engines = listing.revisions.get((model, revision), [])
             version = str(alias.record.version) if alias.record is not None else ""
             target = f"{model}@{revision}"
-            rows.append((name, target, _taking(engines), f"{share:.2%}", version))
-    for (model, revision), engines in known.revisions.items():
-        if model not in known.named:
-            rows.append((model, f"{model}@{revision}", _taking(engines), "by load", ""))
+            rows.append((name, target, _num_serving(engines), f"{share:.2%}", version))
+    for (model, revision), engines in listing.revisions.items():
+        if model not in listing.named:
+            rows.append((model, f"{model}@{revision}", _num_serving(engines), "by load", ""))
     return rows
 
 
-def _as_json(known: Known) -> dict[str, Any]:
+def _listing_json(listing: Listing) -> dict[str, Any]:
     return {
         "aliases": {
             name: {"problem": alias.problem}
             if alias.record is None
             else {**asdict(alias.record), "problem": ""}
-            for name, alias in known.aliases.items()
+            for name, alias in listing.aliases.items()
         },
         "revisions": [
             {"model": model, "revision": revision, "engines": [e.engine_id for e in engines]}
-            for (model, revision), engines in known.revisions.items()
+            for (model, revision), engines in listing.revisions.items()
         ],
     }
 
 
-def _taking(engines: Sequence[Any]) -> int:
+def _num_serving(engines: Sequence[Any]) -> int:
     return sum(not engine.draining for engine in engines)

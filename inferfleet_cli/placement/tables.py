@@ -1,14 +1,11 @@
-"""What the `placement` commands print for a person."""
+"""Formats maps, plans and engines as the text that `placement` prints."""
 
 import datetime
-import re
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
-from inferfleet_cli.errors import to_json
-from inferfleet_cli.placement_group import Target
+from inferfleet_cli.placement.group import Target
 from inferfleet_cli.table import table
 from services.engine.contract.runner import ExpertShape
 from services.engine.eplb.placement_map import Applied, PlacementMap
@@ -16,11 +13,10 @@ from services.engine.eplb.placement_store import GroupState
 from services.engine.eplb.planning import Plan
 
 _MAX_ROWS = 16
-_ROW = re.compile(r"\[\s*([\d,\s]+?)\s*\]")
 
 
 def map_text(target: Target) -> str:
-    """The map that stands and who uses it."""
+    """The current map of a group and the engines that use it."""
     state, current = target.state, target.state.current
     lines = [f"group    {target.name}", f"shape    {shape_text(target.shape)}"]
     if current is not None:
@@ -32,24 +28,24 @@ def map_text(target: Target) -> str:
     elif state.problem:
         lines.append(f"version  unreadable: {state.problem}")
     else:
-        lines.append("version  0: no map was set, each expert is in the slot of its id")
+        lines.append("version  0: no map was set; each expert is in the slot of its id")
     lines += [f"leader   {state.leader}"] if state.leader else []
     return "\n".join([*lines, "", *engines_text(state.applied)])
 
 
 def engines_text(applied: Mapping[str, Applied]) -> list[str]:
-    """A line per engine: its version and what it refused."""
+    """One line per engine: the version that it uses and the one that it rejected."""
     if not applied:
-        return ["no engine of this group lives"]
+        return ["no engine of this group is registered"]
     rows = [
-        (one.engine_id, one.version, _refused(one))
+        (one.engine_id, one.version, _rejected(one))
         for one in sorted(applied.values(), key=lambda one: one.engine_id)
     ]
-    return table(("engine", "uses", "refused"), rows)
+    return table(("engine", "uses", "rejected"), rows)
 
 
 def history_text(state: GroupState) -> str:
-    """A line per map, the newest first."""
+    """One line per map, the newest first; * marks the current one."""
     current = None if state.current is None else state.current.version
     rows = []
     for version in reversed(state.history_versions):
@@ -64,7 +60,10 @@ def history_text(state: GroupState) -> str:
 
 
 def plan_text(plan: Plan, shape: ExpertShape, title: str, *, every_layer: bool) -> str:
-    """Today's and tomorrow's balance, layer by layer, the worst first to be kept."""
+    """The balance of today's map and of the planned one, per layer.
+
+    Without `every_layer` only the layers with the worst balance are shown.
+    """
     layers = np.arange(len(plan.load))
     if not every_layer and len(layers) > _MAX_ROWS:
         layers = np.sort(np.argsort(plan.before, kind="stable")[:_MAX_ROWS])
@@ -86,20 +85,18 @@ def plan_text(plan: Plan, shape: ExpertShape, title: str, *, every_layer: bool) 
     lines = [
         title,
         shape_text(shape),
-        f"policy {plan.settings.policy}; balance is mean by largest load of a rank, 1 is perfect",
+        f"policy {plan.settings.policy}; balance is the mean load of a rank divided by the largest",
         "",
         *table(head, [*rows, ("all", *total, int(most.max()), moved)]),
     ]
     if len(layers) < len(plan.load):
-        lines.append(f"({len(plan.load) - len(layers)} layers that are balanced better: --all)")
-    lines.append(f"gain {plan.gain:.3f}; `inferfleet placement set --plan` takes the same flags")
+        lines.append(
+            f"({len(plan.load) - len(layers)} better balanced layers are hidden; --all shows them)"
+        )
+    lines.append(
+        f"gain {plan.gain:.3f}; to write it: `inferfleet placement set --plan` with the same flags"
+    )
     return "\n".join(lines)
-
-
-def maps_json(value: object) -> str:
-    """JSON in which a row of a table is one line."""
-    text = to_json(msgspec.to_builtins(value))
-    return _ROW.sub(lambda row: "[" + " ".join(row[1].split()) + "]", text)
 
 
 def shape_text(shape: ExpertShape) -> str:
@@ -109,7 +106,7 @@ def shape_text(shape: ExpertShape) -> str:
     )
 
 
-def _refused(one: Applied) -> str:
+def _rejected(one: Applied) -> str:
     return "-" if one.rejected is None else f"{one.rejected.version}: {one.rejected.reason}"
 
 
@@ -126,4 +123,4 @@ def _balance(placement: PlacementMap) -> str:
 def _copies(placement: PlacementMap) -> str:
     several = sum(count > 1 for row in placement.copies for count in row)
     most = max(count for row in placement.copies for count in row)
-    return f"{several} experts of all layers have several, at most {most}"
+    return f"{several} experts (of all layers) have more than one, at most {most}"

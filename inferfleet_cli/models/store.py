@@ -1,4 +1,4 @@
-"""The alias records and the engines behind them, as the `models` commands read and write them."""
+"""Reads and writes the alias records in etcd, and lists the engines that serve their targets."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from inferfleet_cli.errors import CliError
+from inferfleet_cli.errors import CONFLICT, NOTHING_THERE, CliError
 from inferfleet_proto.internal.v1 import engine_pb2
 from services.common.etcd.client import Etcd
 from services.common.etcd.model_alias import (
@@ -22,12 +22,13 @@ from services.common.etcd.model_alias import (
 )
 from services.common.etcd.registry import BALANCERS_PREFIX, ENGINES_PREFIX
 
-NOTHING_THERE, CONFLICT = 3, 4
+TargetsOf = Callable[[AliasRecord | None], Sequence[Target]]
+"""A name's new targets, from its present record (None: it has none); no targets delete it."""
 
 
 @dataclass(frozen=True)
 class Alias:
-    """A name's record as it stands in etcd; `record` is None if it cannot be read."""
+    """A name and its record in etcd; `record` is None if it cannot be parsed."""
 
     name: str
     record: AliasRecord | None
@@ -36,17 +37,17 @@ class Alias:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What etcd knows at one moment."""
+class Listing:
+    """The names, engines and balancers that etcd holds at one moment."""
 
     aliases: dict[str, Alias]
     engines: tuple[engine_pb2.EngineInfo, ...]
     admins: tuple[str, ...]
-    """host:port of the balancers' operators' services."""
+    """host:port of the balancers' Fleet services."""
 
     @property
     def named(self) -> set[str]:
-        """Names whose requests are shared out by a record."""
+        """The names whose requests are distributed by a record."""
         return {
             name
             for name, alias in self.aliases.items()
@@ -55,15 +56,15 @@ class Known:
 
     @property
     def revisions(self) -> dict[tuple[str, str], list[engine_pb2.EngineInfo]]:
-        """Engines by model and revision."""
+        """The engines by (model, revision)."""
         found: dict[tuple[str, str], list[engine_pb2.EngineInfo]] = {}
         for info in self.engines:
             found.setdefault((info.model, info.model_revision), []).append(info)
         return dict(sorted(found.items()))
 
 
-async def read(etcd: Etcd) -> Known:
-    """Everything that the commands need."""
+async def read_listing(etcd: Etcd) -> Listing:
+    """Read all names, engines and balancers."""
     aliases = {}
     for key, kv in (await etcd.get_prefix(MODELS_PREFIX)).items.items():
         name, record, problem = key[len(MODELS_PREFIX) :], None, ""
@@ -74,23 +75,21 @@ async def read(etcd: Etcd) -> Known:
         aliases[name] = Alias(name, record, problem, kv.mod_revision)
     listing = await etcd.get_prefix(ENGINES_PREFIX)
     engines = [info for kv in listing.items.values() if (info := _engine(kv.value)) is not None]
-    admins = []
-    for kv in (await etcd.get_prefix(BALANCERS_PREFIX)).items.values():
-        value: Any = json.loads(kv.value)
-        admins.append(str(value["admin_address"]))
-    return Known(aliases, tuple(engines), tuple(admins))
+    balancers = (await etcd.get_prefix(BALANCERS_PREFIX)).items.values()
+    admins = [admin for kv in balancers if (admin := _admin_address(kv.value)) is not None]
+    return Listing(aliases, tuple(engines), tuple(admins))
 
 
-def target_of(known: Known, text: str, weight: float = 1.0) -> Target:
-    """MODEL@REVISION, where a unique beginning of the revision will do.
+def target_of(listing: Listing, text: str, weight: float = 1.0) -> Target:
+    """Parse MODEL@REVISION and complete the revision, of which a unique beginning is enough.
 
     Raises:
-        CliError: no engine serves it, or several revisions begin so.
+        CliError: no engine serves the revision, or several revisions match.
     """
     model, at, revision = text.rpartition("@")
     if not at or not model or not revision:
-        raise CliError(f"{text!r} is not MODEL@REVISION; `inferfleet models list` shows them", 2)
-    served = [r for m, r in known.revisions if m == model]
+        raise CliError(f"{text!r} is not MODEL@REVISION; `inferfleet models list` shows all", 2)
+    served = [r for m, r in listing.revisions if m == model]
     if revision in served:
         return Target(model, revision, weight)
     matching = [r for r in served if r.startswith(revision)]
@@ -98,14 +97,16 @@ def target_of(known: Known, text: str, weight: float = 1.0) -> Target:
         return Target(model, matching[0], weight)
     listed = ", ".join(f"{model}@{r}" for r in matching or served) or "none"
     if matching:
-        raise CliError(f"{text}: several revisions begin so: {listed}", 2)
-    raise CliError(f"{text}: no engine serves it; of this model there is: {listed}", NOTHING_THERE)
+        raise CliError(f"{text}: several revisions match: {listed}", 2)
+    raise CliError(
+        f"{text}: no engine serves it; served revisions of the model: {listed}", NOTHING_THERE
+    )
 
 
-async def change(
+async def change_record(
     etcd: Etcd,
     name: str,
-    targets_of: Callable[[AliasRecord | None], Sequence[Target]],
+    targets_of: TargetsOf,
     *,
     author: str,
     if_version: int | None,
@@ -113,14 +114,15 @@ async def change(
     """Write a name's next record by compare-and-swap.
 
     Args:
-        targets_of: the new targets, from the record as it stands (None: there is none); none at all
-            delete the record.
+        targets_of: computes the new targets.
+        author: written into the record.
+        if_version: the version that the present record must have; None means any.
 
     Raises:
-        CliError: it would not be a good record, or somebody else wrote one meanwhile.
+        CliError: the record would be invalid, or it was changed meanwhile.
     """
-    known = await read(etcd)
-    alias = known.aliases.get(name)
+    listing = await read_listing(etcd)
+    alias = listing.aliases.get(name)
     last = None if alias is None else alias.record
     version = 0 if last is None else last.version
     old = None if last is None or last.deleted else last
@@ -144,8 +146,19 @@ async def change(
     mod_revision = 0 if alias is None else alias.mod_revision
     key = MODELS_PREFIX + name
     if await etcd.compare_and_put(key, record.to_json(), mod_revision=mod_revision) is None:
-        raise CliError(f"somebody else changed {name} meanwhile: look, and try again", CONFLICT)
+        raise CliError(
+            f"{name} was changed meanwhile: check `inferfleet models list`, and try again", CONFLICT
+        )
     return record
+
+
+def _admin_address(value: bytes) -> str | None:
+    """The address of a balancer's Fleet service; None if its record cannot be parsed."""
+    try:
+        record: Any = json.loads(value)
+        return str(record["admin_address"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _engine(value: bytes) -> engine_pb2.EngineInfo | None:

@@ -1,9 +1,10 @@
-"""Ports: the wanted one or the next, and free ones."""
+"""Ports: the requested one or the next free one, and random free ones."""
 
 import socket
 
 import pytest
 
+from inferfleet_cli.errors import CliError
 from inferfleet_cli.supervisor import ports
 
 
@@ -28,7 +29,7 @@ def test_taken_ports_differ_and_stay_out_of_the_range_of_outgoing_connections():
     assert all(port in ports.INTERNAL for port in got)
 
 
-def test_no_free_port_is_said(monkeypatch):
+def test_no_free_port_is_an_error(monkeypatch):
     monkeypatch.setattr(ports, "is_free", lambda *_: False)
-    with pytest.raises(OSError, match="no free port between 50051 and 50150"):
+    with pytest.raises(CliError, match="no free port between 50051 and 50150"):
         ports.next_free(50051)

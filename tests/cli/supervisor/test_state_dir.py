@@ -24,7 +24,7 @@ def test_the_token_is_new_each_time_and_private(tmp_path):
     state.release()
 
 
-def test_a_second_supervisor_is_refused_and_told_what_to_do(tmp_path):
+def test_a_second_supervisor_is_refused_with_advice(tmp_path):
     state = StateDir(tmp_path)
     state.claim()
     state.write_record({"gateway": "here"})
