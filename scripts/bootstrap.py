@@ -1,7 +1,8 @@
-"""Make .venv ready from the committed locks: `python3 scripts/bootstrap.py [--dev]`.
+"""Prepares .venv from the committed locks: `python3 scripts/bootstrap.py [--dev]`.
 
-Standard library only. Says what it is about to fetch, installs without resolving anything, checks
-every digest, and leaves a stamp, so that the next start touches neither pip nor the network.
+Uses the standard library only. It prints how much it will fetch, installs the locked versions,
+checks every digest, and writes a stamp. A later start with the same stamp uses neither pip nor the
+network.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ QUIET = ("-m", "pip", "--disable-pip-version-check", "--no-input", "-q")
 
 
 class BootstrapError(Exception):
-    """What went wrong, and what the user can do, in one line."""
+    """One line that says what failed and what the user can do."""
 
 
 def main() -> int:
@@ -49,13 +50,13 @@ def main() -> int:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nbootstrap: interrupted; the next start goes on", file=sys.stderr)
+        print("\nbootstrap: interrupted; the next start continues", file=sys.stderr)
         return 130
     return 0
 
 
 def _right_python() -> None:
-    """Go on under a Python that the locks were made for, if this one is not."""
+    """Restart under a Python that the locks support, if this one is not supported."""
     if OLDEST <= sys.version_info[:2] <= NEWEST:
         return
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
@@ -63,8 +64,8 @@ def _right_python() -> None:
         if other and subprocess.call([other, "-c", ""], stderr=subprocess.DEVNULL) == 0:
             os.execv(other, [other, *sys.argv])
     raise BootstrapError(
-        f"Python {platform.python_version()} cannot be used: install Python 3.11, 3.12 or 3.13"
-        " and say which, e.g. `make run PYTHON=/usr/bin/python3.12`"
+        f"Python {platform.python_version()} is not supported: install Python 3.11, 3.12 or 3.13"
+        " and name it, e.g. `make run PYTHON=/usr/bin/python3.12`"
     )
 
 
@@ -87,10 +88,11 @@ def _prepare(kind: str) -> None:
     if kind == "dev":
         _install_lock("dev.lock", "tools for checks and tests")
     _install_lock("model.lock", "the model, SmolLM2-135M-Instruct")
-    # One after the other: an older `inferfleet` takes its script along when it is replaced.
+    # In this order: before 0.2.0 the script `inferfleet` belonged to the first distribution, whose
+    # upgrade deletes it; the second distribution then installs it again.
     for part in (ROOT, ROOT / "inferfleet_cli"):
-        where = "this checkout" if part == ROOT else "its command"
-        _pip(where, "install", "--no-deps", "--no-build-isolation", "-e", str(part))
+        what = "this checkout" if part == ROOT else "the inferfleet command"
+        _pip(what, "install", "--no-deps", "--no-build-isolation", "-e", str(part))
     _step("kernels, compiled for this CPU", [str(PYTHON), "-m", "kernels.compiled"])
     (VENV / f".bootstrap-{kind}.json").write_text(json.dumps({"stamp": stamps[kind]}))
     print(f"Ready in {time.monotonic() - started:.0f} s: {VENV}", flush=True)
@@ -104,14 +106,16 @@ def _has_gpu() -> bool:
 
 
 def _stamp(kind: str, gpu: bool) -> str:
-    """Changes with whatever would make another installation: locks, Python, place, device."""
+    """Digest of all that decides what is installed: locks, projects, Python, place and device."""
     digest = hashlib.sha256(f"{VENV}|{sys.version_info[:2]}|{gpu}|{TORCH}".encode())
     names = ["cuda.lock" if gpu else "cpu.lock", "model.lock"]
     for name in [*names, "dev.lock"] if kind == "dev" else names:
         digest.update((LOCKS / name).read_bytes())
-    # Of pyproject.toml only what an installation copies; tool settings change every day.
-    project = (ROOT / "pyproject.toml").read_text().split("[tool.")[0]
-    digest.update(re.sub(r"\s+", "", project.split("[project.optional-dependencies]")[0]).encode())
+    # Only the parts of each pyproject.toml that an installation copies: tool settings change often.
+    for folder in (ROOT, ROOT / "inferfleet_cli"):
+        project = (folder / "pyproject.toml").read_text().split("[tool.")[0]
+        project = project.split("[project.optional-dependencies]")[0]
+        digest.update(re.sub(r"\s+", "", project).encode())
     return digest.hexdigest()
 
 
@@ -144,7 +148,7 @@ def _make_venv() -> None:
 
 
 def _torch_version() -> str | None:
-    """The torch of the right version that is installed, e.g. "2.13.0+cpu"."""
+    """The installed version of torch, e.g. "2.13.0+cpu"; None if it is not the locked one."""
     probe = "from importlib.metadata import version; print(version('torch'))"
     shown = subprocess.run([str(PYTHON), "-c", probe], capture_output=True, text=True)
     version = shown.stdout.strip()
@@ -152,7 +156,7 @@ def _torch_version() -> str | None:
 
 
 def _torch_plan(gpu: bool) -> str:
-    """ "cuda", "plain" (pip's own answer is a CPU build) or "uv" (ask uv for the CPU build)."""
+    """How to install torch: "cuda", "plain" (pip finds a CPU build) or "uv" (uv finds it)."""
     if gpu:
         return "cuda"
     if sys.platform == "darwin":
@@ -160,7 +164,7 @@ def _torch_plan(gpu: bool) -> str:
     command = [str(PYTHON), *QUIET, "install", "--dry-run", "--ignore-installed", "--report", "-"]
     shown = subprocess.run([*command, TORCH], capture_output=True, text=True)
     if shown.returncode:
-        raise BootstrapError(_advice("asking pip for torch", shown.stderr))
+        raise BootstrapError(_advice("the search for torch", shown.stderr))
     names = [item["metadata"]["name"] for item in json.loads(shown.stdout)["install"]]
     return "uv" if any(name.startswith("nvidia-") for name in names) else "plain"
 
@@ -171,8 +175,8 @@ def _announce(kind: str, plan: str) -> None:
     sizes = [_fetch_mb(name) for name in names]
     sizes += [TORCH_CPU_MB] if plan in ("plain", "uv") else []
     print(
-        f"About to fetch {sum(sizes)} MB at most (what pip holds in its cache is not fetched"
-        f" again) into {VENV}",
+        f"About to fetch {sum(sizes)} MB at most into {VENV} (pip does not fetch again what its"
+        " cache holds)",
         flush=True,
     )
 
@@ -193,7 +197,7 @@ def _install_torch(plan: str) -> None:
         except BootstrapError as error:
             print(f"  {error}")
             size = _fetch_mb("cuda.lock") - _fetch_mb("cpu.lock")
-            print(f"  Taking the plain package instead, which brings CUDA: {size} MB more")
+            print(f"  Installing the plain package instead, which contains CUDA: {size} MB more")
             _install_lock("cuda.lock", "torch's CUDA build")
 
 
@@ -207,7 +211,7 @@ def _pip(what: str, *arguments: str) -> None:
 
 
 def _step(what: str, command: list[str]) -> None:
-    """Run a command with a line that shows it is alive; its output only if it fails."""
+    """Run a command and show its progress as one line; print its output only if it fails."""
     started = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
@@ -232,17 +236,17 @@ def _step(what: str, command: list[str]) -> None:
 
 
 def _advice(what: str, output: str) -> str:
-    """The last telling line of a failed command, and what to do about it."""
+    """The most informative line of a failed command's output, and what to do about it."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")] or lines[-1:] or ["?"]
     text = output.lower()
-    todo = "run the same again; it goes on where it stopped"
+    todo = "run the same command again; it continues where it stopped"
     if "hashes" in text or "hash mismatch" in text:
-        todo = "the package index gave another file than the one locked: try without a mirror"
+        todo = "the package index served a file other than the locked one: try without a mirror"
     elif "no space" in text:
-        todo = "free some disk space and run this again"
+        todo = "free some disk space and run this command again"
     elif "connection" in text or "timed out" in text or "resolve" in text:
-        todo = "check the network (proxy, package index) and run this again"
+        todo = "check the network (proxy, package index) and run this command again"
     return f"{what} failed: {errors[-1][:300]}; {todo}"
 
 

@@ -1,4 +1,4 @@
-"""`make check`: every static check, each by name, all of them even when one fails."""
+"""`make check`: runs every static check by name, and all of them even if one fails."""
 
 import subprocess
 import sys

@@ -1,9 +1,8 @@
-"""scripts/bootstrap.py: what it decides, says and refuses (its whole run is `make run`)."""
+"""scripts/bootstrap.py: its decisions, messages and refusals (`make run` is a whole run)."""
 
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def answer_of_pip(names, returncode=0, stderr=""):
     return lambda *_, **__: subprocess.CompletedProcess([], returncode, report, stderr)
 
 
-def test_a_gpu_takes_the_cuda_lock_without_asking(bootstrap, monkeypatch):
+def test_with_a_gpu_the_cuda_lock_is_used_without_a_search(bootstrap, monkeypatch):
     monkeypatch.setattr(bootstrap.subprocess, "run", answer_of_pip([], returncode=1))
     assert bootstrap._torch_plan(gpu=True) == "cuda"
 
@@ -35,7 +34,7 @@ def test_a_gpu_takes_the_cuda_lock_without_asking(bootstrap, monkeypatch):
     ("names", "plan"),
     [(["torch", "sympy"], "plain"), (["torch", "nvidia-cublas", "nvidia-cudnn-cu13"], "uv")],
 )
-def test_without_a_gpu_pip_is_asked_what_plain_torch_would_be(bootstrap, monkeypatch, names, plan):
+def test_without_a_gpu_pip_decides_how_torch_is_installed(bootstrap, monkeypatch, names, plan):
     monkeypatch.setattr(bootstrap.sys, "platform", "linux")
     monkeypatch.setattr(bootstrap.subprocess, "run", answer_of_pip(names))
     assert bootstrap._torch_plan(gpu=False) == plan
@@ -46,7 +45,9 @@ def test_on_a_mac_plain_torch_is_the_cpu_build(bootstrap, monkeypatch):
     assert bootstrap._torch_plan(gpu=False) == "plain"
 
 
-def test_when_uv_fails_the_plain_package_is_taken_and_its_size_said(bootstrap, monkeypatch, capsys):
+def test_when_uv_fails_the_plain_package_is_installed_and_its_size_shown(
+    bootstrap, monkeypatch, capsys
+):
     locks = []
 
     def fail(*_):
@@ -64,9 +65,9 @@ def test_when_uv_fails_the_plain_package_is_taken_and_its_size_said(bootstrap, m
 
 def test_the_announcement_adds_up_the_locks(bootstrap, capsys):
     bootstrap._announce("dev", "plain")
-    said = int(capsys.readouterr().out.split()[3])
+    announced_mb = int(capsys.readouterr().out.split()[3])
     locks = sum(bootstrap._fetch_mb(f"{name}.lock") for name in ("cpu", "dev", "model"))
-    assert said == locks + bootstrap.TORCH_CPU_MB
+    assert announced_mb == locks + bootstrap.TORCH_CPU_MB
 
 
 def test_the_stamp_changes_with_the_locks_the_device_and_the_place(bootstrap, monkeypatch):
@@ -77,6 +78,33 @@ def test_the_stamp_changes_with_the_locks_the_device_and_the_place(bootstrap, mo
     monkeypatch.setattr(bootstrap.sys, "version_info", (3, 12, 1))
     stamps.add(bootstrap._stamp("run", False))
     assert len(stamps) == 5
+
+
+@pytest.mark.parametrize("folder", [".", "inferfleet_cli"])
+def test_the_stamp_changes_with_either_project_but_not_with_tool_settings(
+    bootstrap, monkeypatch, tmp_path, folder
+):
+    for name in (".", "inferfleet_cli"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        text = (ROOT / name / "pyproject.toml").read_text()
+        (tmp_path / name / "pyproject.toml").write_text(text)
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    before = bootstrap._stamp("run", False)
+    project = tmp_path / folder / "pyproject.toml"
+    project.write_text(project.read_text() + '\n[tool.other]\nkey = "value"\n')
+    assert bootstrap._stamp("run", False) == before
+    project.write_text(project.read_text().replace('version = "', 'version = "1', 1))
+    assert bootstrap._stamp("run", False) != before
+
+
+def test_both_distributions_and_the_package_have_one_version():
+    import tomllib
+
+    import inferfleet
+
+    projects = [ROOT / "pyproject.toml", ROOT / "inferfleet_cli" / "pyproject.toml"]
+    versions = [tomllib.loads(path.read_text())["project"]["version"] for path in projects]
+    assert versions == [inferfleet.__version__] * 2
 
 
 def test_a_finished_installation_is_not_looked_at_again(bootstrap, monkeypatch):
@@ -100,9 +128,9 @@ def test_a_finished_installation_is_not_looked_at_again(bootstrap, monkeypatch):
     ("output", "words"),
     [
         ("ERROR: Connection timed out", "check the network"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "another file than the one locked"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "a file other than the locked one"),
         ("OSError: [Errno 28] No space left on device", "free some disk space"),
-        ("boom", "run the same again"),
+        ("boom", "run the same command again"),
     ],
 )
 def test_a_failed_step_says_what_to_do_in_one_line(bootstrap, output, words):
@@ -135,25 +163,3 @@ def test_a_missing_python_is_one_line():
     )
     assert done.returncode != 0
     assert "no-such-python is missing: install Python" in done.stdout
-
-
-def test_the_published_wheel_holds_the_client_alone(tmp_path):
-    import zipfile
-
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("inferfleet-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"inferfleet"}
-    metadata = next(name for name in names if name.endswith("METADATA"))
-    with zipfile.ZipFile(wheel) as archive:
-        asked = [
-            line.split(":")[1].strip()
-            for line in archive.read(metadata).decode().splitlines()
-            if line.startswith("Requires-Dist") and "extra ==" not in line
-        ]
-    assert sorted(name.split(">")[0].split("<")[0] for name in asked) == [
-        "googleapis-common-protos",
-        "grpcio",
-        "protobuf",
-    ]

@@ -18,7 +18,7 @@ def stages(root):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_each_service_has_a_target_that_runs_it_without_rights(stages, target, config_of):
+def test_each_service_has_a_target_that_runs_it_as_an_ordinary_user(stages, target, config_of):
     parent, body = stages[target]
     assert parent == "runtime"
     service = target.partition("-")[0]
@@ -32,13 +32,13 @@ def test_each_service_has_a_target_that_runs_it_without_rights(stages, target, c
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_copied_exists_and_is_no_other_services(stages, root, target):
+def test_an_image_has_its_own_service_and_what_that_imports_and_no_more(stages, root, target):
     sources = re.findall(r"^COPY (?!--from)(\S+) ", stages[target][1], re.M)
     assert all((root / source).exists() for source in sources)
     service = target.partition("-")[0]
-    rooms = {s.removeprefix("services/") for s in sources if s.startswith("services/")}
-    assert rooms == {"__init__.py", "common", service}
-    assert ("kernels" in sources) == (service == "engine")
+    expected = {"services/__init__.py", "services/common", f"services/{service}"}
+    expected |= {"inferfleet_proto"} | ({"kernels"} if service == "engine" else set())
+    assert set(sources) == expected
 
 
 def test_the_build_context_holds_what_is_copied_and_little_else(root, stages):
