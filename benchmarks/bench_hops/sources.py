@@ -15,7 +15,7 @@ import uvloop
 from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet_proto.v1 import inference_pb2
 from services.common import rpc
-from services.common.rpc.carrier import RunMany, drained
+from services.common.rpc.carrier import RunMany, wait_sent
 from services.common.text.byte_level import byte_assets
 
 MODEL = "bench"
@@ -85,7 +85,7 @@ class StreamingEngine(engine_pb2_grpc.EngineServicer):
                     text=WORD * count, token_ids=[TOKEN] * count, num_tokens=count
                 )
             )
-            await drained(context)
+            await wait_sent(context)
         usage = inference_pb2.Usage(completion_tokens=tokens)
         yield make(summary=inference_pb2.Summary(exact=True, usage=usage))
 

@@ -10,8 +10,7 @@ import grpc
 
 from services.common import errors
 from services.common.rpc import ENGINE_ID_KEY, Membership
-from services.common.rpc.carrier import Link, take
-from services.common.rpc.carrier.link import closed_with
+from services.common.rpc.carrier import CarrierConnection, close_when_idle, take_messages
 from services.common.tasks import cancel_requested
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class Upstream:
         self.tries = tries
         """How often the request has been sent to a balancer, this time included."""
 
-    async def take(self) -> Sequence[bytes]:
+    async def take_messages(self) -> Sequence[bytes]:
         """The messages that are here by now, waiting for one; none: that was the end.
 
         Raises:
@@ -63,7 +62,7 @@ class Upstream:
             self._look()
             return (first,)
         try:
-            messages = await take(self._call)
+            messages = await take_messages(self._call)
             self._heard_s = self._loop.time()
             return messages
         except grpc.RpcError as error:
@@ -108,7 +107,7 @@ class Balancers:
         self._membership = membership
         self._retry_s = retry_s
         self._stall_s = stall_s
-        self._channels: dict[str, tuple[grpc.aio.Channel, Link]] = {}
+        self._channels: dict[str, tuple[grpc.aio.Channel, CarrierConnection]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._turn = 0
         self._silent_until: dict[str, float] = {}
@@ -177,7 +176,7 @@ class Balancers:
         present = set(self._addresses())
         for address in [a for a in self._channels if a not in present]:
             # Closing cancels: one that drains has streams, which are to end by themselves.
-            task = asyncio.ensure_future(closed_with(*self._channels.pop(address)))
+            task = asyncio.ensure_future(close_when_idle(*self._channels.pop(address)))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
             self._silent_until.pop(address, None)
@@ -201,11 +200,11 @@ class Balancers:
         state = self._channel(address)[0].get_state()
         return state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
-    def _channel(self, address: str) -> tuple[grpc.aio.Channel, Link]:
+    def _channel(self, address: str) -> tuple[grpc.aio.Channel, CarrierConnection]:
         known = self._channels.get(address)
         if known is None:
             channel = self._membership.channel(address)
-            known = channel, Link(self._membership, address, channel)
+            known = channel, CarrierConnection(self._membership, address, channel)
             self._channels[address] = known
         return known
 

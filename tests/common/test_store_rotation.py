@@ -19,7 +19,7 @@ pytestmark = pytest.mark.services
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch):
-    monkeypatch.setattr(tls_files, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(tls_files, "CHECK_INTERVAL_S", 0.0)
 
 
 async def until(condition, *errors):

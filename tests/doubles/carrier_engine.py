@@ -10,7 +10,7 @@ import grpc
 from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet_proto.v1 import inference_pb2
 from services.common import errors, rpc
-from services.common.rpc.carrier import Link, RunMany, drained, take
+from services.common.rpc.carrier import CarrierConnection, RunMany, take_messages, wait_sent
 
 LIMIT_S = 20
 
@@ -78,7 +78,7 @@ class Peer(engine_pb2_grpc.EngineServicer):
                 self.written[name] = number
                 yield message_of(name, number)
                 if self.patient:
-                    await drained(context)
+                    await wait_sent(context)
                 if how == "slow":
                     await asyncio.sleep(0)
             if how == "hang":
@@ -118,7 +118,7 @@ class Linked:
         self.peer, self.address = peer, address
         self.membership = rpc.Membership()
         self.channel = self.membership.channel(address)
-        self.link = Link(self.membership, address, self.channel)
+        self.link = CarrierConnection(self.membership, address, self.channel)
 
     def run(self, request: bytes, **how: Any) -> Any:
         return self.link.run(request, **{"metadata": (), "timeout_s": 30.0, **how})
@@ -142,5 +142,5 @@ async def linked(peer: Peer, *, old: bool = False) -> AsyncIterator[Linked]:
 
 async def read_on(call: Any) -> None:
     """Until the end of a stream."""
-    while await take(call):
+    while await take_messages(call):
         pass

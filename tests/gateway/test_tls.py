@@ -81,7 +81,7 @@ async def test_new_certificates_are_used_without_dropping_streams(
     make_authority, tmp_path, monkeypatch
 ):
     """Both faces and the way inside, all with one certificate that is replaced."""
-    monkeypatch.setattr("services.common.rpc.tls_files.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("services.common.rpc.tls_files.CHECK_INTERVAL_S", 0.0)
     old, new = make_authority("old"), make_authority("new")
     made = old.issue(tmp_path)
     keys = {f"tls_{name}_file": str(path) for name, path in made._asdict().items()}

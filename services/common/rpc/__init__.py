@@ -1,26 +1,23 @@
 """gRPC as the fleet uses it; `from services.common import rpc` gives what most callers need.
 
-server.py          servers, channels, membership, error edges
-fresh_channel.py   channels that follow changed certificates
-tls_files.py       certificates read again when they change
+membership.py      how members of the fleet authenticate, connect and listen
+server.py          servers: health, reflection, the token check
+error_edge.py      errors raised by handlers become gRPC statuses
+metadata.py        keys of the metadata
+fresh_channel.py   channels that follow replaced certificates
+tls_files.py       certificates that are read again when their files change
 continuation.py    what a resumed stream starts from
 carrier/           many streams of two services in one call
 """
 
+from services.common.rpc.error_edge import fleet_error_of, parse_message
+from services.common.rpc.membership import MAX_RECEIVE_BYTES, STREAM_OPTIONS, Membership
+from services.common.rpc.metadata import ENGINE_ID_KEY, REQUEST_ID_KEY, TOKEN_KEY, TRACE_ID_KEY
 from services.common.rpc.server import (
-    ENGINE_ID_KEY,
-    MAX_RECEIVE_BYTES,
-    REQUEST_ID_KEY,
-    STREAM_OPTIONS,
-    TOKEN_KEY,
-    TRACE_ID_KEY,
-    Membership,
     add_health_and_reflection,
     make_server,
-    parsed,
     remaining_s,
     set_health,
-    told_as,
 )
 
 __all__ = [
@@ -32,9 +29,9 @@ __all__ = [
     "TRACE_ID_KEY",
     "Membership",
     "add_health_and_reflection",
+    "fleet_error_of",
     "make_server",
-    "parsed",
+    "parse_message",
     "remaining_s",
     "set_health",
-    "told_as",
 ]

@@ -1,8 +1,8 @@
-"""How a stream that broke after its first token goes on elsewhere without the client noticing.
+"""How a stream that broke after its first token is resumed elsewhere, invisibly for the client.
 
-A `StreamLedger` stands beside each stream in whoever forwards it (a balancer; the gateway when a
-balancer dies). It keeps the messages as raw bytes and reads them only when the stream must be
-carried on; from then on it drops what the client already has and makes the end add up.
+Each forwarder of a stream (a balancer, or the gateway when a balancer dies) keeps a `StreamLedger`
+of what the client has. It stores raw bytes and parses them only when the stream has to be resumed.
+From then on it drops what the client already has and corrects the totals in the final Summary.
 """
 
 from array import array
@@ -25,13 +25,13 @@ class _ChoiceSoFar:
 
 
 class StreamLedger:
-    """What the client of one stream already has; owned by the forwarder of that stream.
+    """The record of what the client of one stream has; owned by the stream's forwarder.
 
     Args:
         num_choices: the request's n.
-        base: what the client had before this stream began, if it began as a continuation itself.
-        max_raw_bytes: raw messages kept; beyond it they are folded into token ids and counts, so
-            memory is bounded by the tokens of the request.
+        base: what the client had before, if this stream is itself a continuation.
+        max_raw_bytes: limit of raw messages kept; beyond it they are reduced to token ids and
+            counts, so the request's tokens bound the memory.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class StreamLedger:
         self._max_raw_bytes = max_raw_bytes
         self._raw: list[bytes] = []
         self._raw_bytes = 0
-        self._any = False
-        self._reading = False
+        self._has_messages = False
+        self._resumed = False
         self._started: inference_pb2.Started | None = None
         self._summary: inference_pb2.Summary | None = None
         self._choices = {i: _ChoiceSoFar() for i in range(num_choices)}
@@ -58,14 +58,14 @@ class StreamLedger:
             so_far.finished = choice.finished
 
     def accept(self, raw: bytes) -> bytes | None:
-        """Take the source's next message; returns what to send to the client, None for nothing.
+        """Record the source's next message; returns what to send to the client, None for nothing.
 
         Raises:
-            InternalError: the source does not speak the protocol.
+            InternalError: the message is not a GenerateResponse.
         """
-        self._any = True
-        if self._reading:
-            return self._filtered(raw)
+        self._has_messages = True
+        if self._resumed:
+            return self._filter(raw)
         self._raw.append(raw)
         self._raw_bytes += len(raw)
         if self._raw_bytes > self._max_raw_bytes:
@@ -74,12 +74,12 @@ class StreamLedger:
 
     @property
     def empty(self) -> bool:
-        """Whether the client has nothing of this stream yet."""
-        return not self._any
+        """Whether the client has received nothing of this stream."""
+        return not self._has_messages
 
     @property
     def complete(self) -> bool:
-        """Whether the stream's last message, its Summary, has passed."""
+        """Whether the Summary, the stream's last message, has passed."""
         if self._summary is None and self._raw:
             last = _parse(self._raw[-1])
             if last.HasField("summary"):
@@ -88,23 +88,23 @@ class StreamLedger:
 
     @property
     def summary(self) -> inference_pb2.Summary | None:
-        """The Summary as the client has it; None before the end."""
+        """The Summary that the client received; None before the end."""
         return self._summary if self.complete else None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the client has, all choices together."""
+        """Tokens that the client has received, over all choices."""
         self._fold()
         return sum(len(choice.token_ids) for choice in self._choices.values())
 
     @property
     def continuations(self) -> int:
-        """How often another source has carried the stream on, as far as this ledger saw it."""
+        """How often this ledger has seen the stream resumed."""
         return self._continuations
 
     @property
     def has_output(self) -> bool:
-        """Whether a token or text has passed: from here on equal numerics matter."""
+        """Whether a token or text has passed; then only an engine of equal numerics may resume."""
         self._fold()
         return any(c.token_ids or c.text_bytes or c.finished for c in self._choices.values())
 
@@ -115,7 +115,7 @@ class StreamLedger:
         return self._started
 
     def continuation(self) -> engine_pb2.Continuation | None:
-        """What another engine must know to go on; None if it can begin afresh."""
+        """The state that another engine resumes from; None if it can start the request anew."""
         if not self.has_output:
             return None
         known = engine_pb2.Continuation()
@@ -130,22 +130,22 @@ class StreamLedger:
         return known
 
     def resume(self, *, exact: bool) -> None:
-        """Another source goes on from here.
+        """Expect the following messages from another source.
 
         Args:
-            exact: it yields the very tokens that the lost one would have given.
+            exact: whether its tokens are bit-identical to those of the lost source.
         """
         if self.empty:
             return
-        self._reading = True
+        self._resumed = True
         if self.has_output:
             self._continuations += 1
             self._exact = self._exact and exact
 
     def closing(self) -> bytes | None:
-        """The Summary to end with when only that was lost, else None (then an engine must go on).
+        """The serialised Summary if nothing but that is missing; None if an engine must resume.
 
-        Timings died with the engine and stay 0.
+        The timings are lost with the engine and stay 0.
         """
         self._fold()
         started = self._started
@@ -170,19 +170,19 @@ class StreamLedger:
             self._record(_parse(message))
 
     def _record(self, message: inference_pb2.GenerateResponse) -> bool:
-        """Note what a message tells; whether it is news to the client."""
+        """Record a message; returns whether the client does not have it yet."""
         event = message.WhichOneof("event")
         if event == "delta":
             return self._record_delta(message.delta)
         if event == "finished":
             so_far = self._choices.setdefault(message.finished.choice, _ChoiceSoFar())
-            news, so_far.finished = not so_far.finished, True
-            return news
+            is_new, so_far.finished = not so_far.finished, True
+            return is_new
         if event == "started":
-            news = self._started is None
-            if news:
+            is_new = self._started is None
+            if is_new:
                 self._started = message.started
-            return news
+            return is_new
         if event == "summary":
             self._summary = message.summary
         return True
@@ -201,15 +201,15 @@ class StreamLedger:
             so_far.text_bytes += len(delta.tool_call.arguments.encode())
         return True
 
-    def _filtered(self, raw: bytes) -> bytes | None:
+    def _filter(self, raw: bytes) -> bytes | None:
         message = _parse(raw)
         if message.HasField("summary"):
-            self._summary = self._added_up(message.summary)
+            self._summary = self._correct_summary(message.summary)
             return inference_pb2.GenerateResponse(summary=self._summary).SerializeToString()
         return raw if self._record(message) else None
 
-    def _added_up(self, last: inference_pb2.Summary) -> inference_pb2.Summary:
-        """The carrying engine's Summary, made true for the whole stream."""
+    def _correct_summary(self, last: inference_pb2.Summary) -> inference_pb2.Summary:
+        """The resuming engine's Summary, corrected to cover the whole stream."""
         whole = inference_pb2.Summary()
         whole.CopyFrom(last)
         if self._started is not None:

@@ -1,8 +1,8 @@
-"""A gRPC channel whose certificates may be replaced.
+"""A gRPC channel that follows replaced certificates.
 
-grpc.aio reads a client's certificate once, when the channel is made, and would show it again at
-every reconnection, long after it has expired. Here the files are looked at with every call: once
-they have changed, calls go over a new connection, while those under way end on the old one.
+grpc.aio reads a client's certificate once, when the channel is made, and presents it at every
+reconnection, even after it has expired. This channel checks the files with every call. Once they
+have changed, new calls use a new connection, and running ones end on the old connection.
 """
 
 import asyncio
@@ -13,22 +13,23 @@ from typing import Any
 import grpc
 
 from services.common.rpc.tls_files import Pems, TlsFiles
+from services.common.tasks import cancel_and_wait
 
-# Of the calls that are under way when their connection is replaced.
 LONGEST_CALL_S = 24 * 3600.0
+"""How long calls may still run on a connection that has been replaced."""
 
 
 class FreshChannel(grpc.aio.Channel):
-    """Delegates to the channel of the newest files; owned by the loop that it was made in."""
+    """Delegates to a channel with the newest certificates; used in the loop it was made in."""
 
     def __init__(self, target: str, files: TlsFiles, options: Sequence[tuple[str, Any]]) -> None:
         self._target = target
         self._files = files
         self._options = options
         self._version, pems = files.newest()
-        self._inner = self._made(pems)
-        self._leaving: set[asyncio.Task[None]] = set()
-        self._under_way: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._inner = self._make(pems)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closed = False
 
     async def __aenter__(self) -> "FreshChannel":
@@ -39,13 +40,10 @@ class FreshChannel(grpc.aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         self._closed = True
-        leaving = list(self._leaving)
-        for task in leaving:
-            task.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
+        await cancel_and_wait(*self._closing)
         await self._inner.close(grace)
-        # A channel that was told to wait for its calls can not be hurried any more.
-        for call in list(self._under_way):
+        # A channel that is closing with a grace cannot be closed faster any more.
+        for call in list(self._running):
             call.cancel()
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -72,7 +70,7 @@ class FreshChannel(grpc.aio.Channel):
     def _calls(
         self, kind: str, method: str, how: tuple[Any, ...], more: dict[str, Any]
     ) -> Callable[..., Any]:
-        """Stubs keep what they are given for ever: each call asks for the channel anew."""
+        """A callable for stubs, which keep it: each call uses the channel that is newest then."""
         made: tuple[grpc.aio.Channel, Any] | None = None
 
         def call(*arguments: Any, **options: Any) -> Any:
@@ -81,7 +79,7 @@ class FreshChannel(grpc.aio.Channel):
             if made is None or made[0] is not inner:
                 made = inner, getattr(inner, kind)(method, *how, **more)
             begun = made[1](*arguments, **options)
-            self._under_way.add(begun)
+            self._running.add(begun)
             return begun
 
         return call
@@ -90,17 +88,17 @@ class FreshChannel(grpc.aio.Channel):
         version, pems = self._files.newest()
         if version != self._version and not self._closed:
             self._version = version
-            old, self._inner = self._inner, self._made(pems)
-            task = asyncio.ensure_future(closed_when_idle(old))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            old, self._inner = self._inner, self._make(pems)
+            task = asyncio.ensure_future(close_when_idle(old))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
         return self._inner
 
-    def _made(self, pems: Pems) -> grpc.aio.Channel:
+    def _make(self, pems: Pems) -> grpc.aio.Channel:
         credentials = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
         return grpc.aio.secure_channel(self._target, credentials, options=self._options)
 
 
-async def closed_when_idle(channel: grpc.aio.Channel) -> None:
+async def close_when_idle(channel: grpc.aio.Channel) -> None:
     """Close a channel once its calls have ended by themselves; without a grace it cancels them."""
     await channel.close(LONGEST_CALL_S)

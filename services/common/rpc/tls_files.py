@@ -1,4 +1,4 @@
-"""Certificates in files that are replaced while a service runs (cert-manager, a renewal job)."""
+"""Certificates whose files are replaced while a service runs, by cert-manager or a renewal job."""
 
 import logging
 import ssl
@@ -10,13 +10,13 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 1.0
+CHECK_INTERVAL_S = 1.0
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
 class Pems:
-    """What the files hold; None for one that was not named."""
+    """The content of the files; None for a file that is not configured."""
 
     ca: bytes | None
     cert: bytes | None
@@ -24,17 +24,17 @@ class Pems:
 
 
 class TlsFiles:
-    """The newest files that fit together; may be used by any thread.
+    """The newest content of the files that fits together; thread-safe.
 
-    Files that are half replaced are left alone, with a warning, until they fit: connections are
-    then still made with the last good ones.
+    While a certificate and its key do not fit, for example half-way through a replacement, the
+    last good ones stay in use and a warning is logged.
 
     Args:
-        ca, cert, key: paths; empty for none. cert and key come together.
+        ca, cert, key: paths; empty for none. cert and key are given together.
 
     Raises:
-        OSError: one cannot be read.
-        ValueError: they are no PEM, or the key is not the certificate's.
+        OSError: a file cannot be read.
+        ValueError: a file is not PEM, or the key does not belong to the certificate.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class TlsFiles:
         self._ca, self._cert, self._key = ca, cert, key
         self._clock = clock
         self._lock = threading.Lock()
-        self._stamp = self._stamped()
-        self._looked_s = clock()
+        self._stamp = self._read_stamp()
+        self._checked_s = clock()
         self._pems = self._read()
         self._version = 1
 
@@ -59,20 +59,20 @@ class TlsFiles:
         return self._ca, self._cert, self._key
 
     def newest(self) -> tuple[int, Pems]:
-        """A version, counted up with each change, and what the files held then."""
+        """The version, which grows with each change, and the content of the files."""
         with self._lock:
             now = self._clock()
-            if now - self._looked_s >= LOOK_AGAIN_S:
-                self._looked_s = now
-                self._look()
+            if now - self._checked_s >= CHECK_INTERVAL_S:
+                self._checked_s = now
+                self._check_files()
             return self._version, self._pems
 
-    def _look(self) -> None:
+    def _check_files(self) -> None:
         try:
-            stamp = self._stamped()
+            stamp = self._read_stamp()
             if stamp == self._stamp:
                 return
-            # Written down first: files that do not fit are told of once, not with every look.
+            # Recorded first, so that files that do not fit are logged once, not at every check.
             self._stamp = stamp
             self._pems = self._read()
         except (OSError, ValueError) as error:
@@ -81,7 +81,7 @@ class TlsFiles:
         self._version += 1
         log.info("new connections use the certificate that is now in %s", self._cert or self._ca)
 
-    def _stamped(self) -> _Stamp:
+    def _read_stamp(self) -> _Stamp:
         found = (Path(path).stat() for path in self.paths if path)
         return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in found)
 
@@ -91,6 +91,6 @@ class TlsFiles:
         if pems.ca is not None:
             context.load_verify_locations(cadata=pems.ca.decode("ascii"))
         if self._cert:
-            # The empty password: an encrypted key must fail here, not ask a terminal.
+            # With an empty password an encrypted key fails here instead of prompting on a terminal.
             context.load_cert_chain(self._cert, self._key, password="")
         return pems

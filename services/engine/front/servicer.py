@@ -1,4 +1,4 @@
-"""The internal Engine service: proto in, proto out; what happens in between is the front's."""
+"""The internal gRPC service Engine: runs requests, reports the load, drains and aborts."""
 
 import logging
 import time
@@ -13,25 +13,27 @@ from opentelemetry.context import Context
 from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet_proto.v1 import inference_pb2
 from services.common import errors, rpc
-from services.common.rpc.carrier import RunMany, drained
+from services.common.rpc.carrier import RunContext, RunMany, wait_sent
 from services.common.service import telemetry
 from services.common.text import TextAssets
-from services.engine.front.open_requests import Front
+from services.engine.front.open_requests import OpenRequests
 from services.engine.front.request_stream import Events, RequestStream
 from services.engine.front.request_times import RequestTimes
 from services.engine.front.request_translation import AcceptedRequest, translate
-from services.engine.front.spans import FrontSpans
+from services.engine.front.spans import RequestSpans
 
 log = logging.getLogger(__name__)
 ServerContext = grpc.aio.ServicerContext[engine_pb2.EngineRequest, inference_pb2.GenerateResponse]
 
 
-class RunCall:
-    """Runs one request to its end for whichever service it came in by: the stream, its span, its
-    place in the metrics, and its end in the core whatever happens to the caller."""
+class RequestRunner:
+    """Runs a request to its end, for the internal and for the public service.
 
-    def __init__(self, front: Front, spans: FrontSpans) -> None:
-        self._front = front
+    It opens the stream, records its span and metrics, and ends it in the core when the caller leaves.
+    """
+
+    def __init__(self, requests: OpenRequests, spans: RequestSpans) -> None:
+        self._requests = requests
         self._spans = spans
 
     async def events(
@@ -41,14 +43,18 @@ class RunCall:
         parent: Context,
         remaining_s: float | None,
     ) -> AsyncGenerator[Events, None]:
-        """The request's events in groups, as they are ready.
+        """Yield the request's events, in groups as they become ready.
+
+        Args:
+            parent: trace context of the caller.
+            remaining_s: time until the caller's deadline; None for no deadline.
 
         Raises:
-            FleetError: what the request ended with.
+            FleetError: the request ended with this status.
         """
         times = RequestTimes()
         telemetry.request_id_var.set(message.request.request_id)
-        request = self._checked(message, times)
+        request = self._check(message, times)
         telemetry.request_id_var.set(request.request_id)
         span = self._spans.start_run(parent, request, times.received_ns)
         stream: RequestStream | None = None
@@ -56,17 +62,17 @@ class RunCall:
         try:
             with trace.use_span(span, end_on_exit=False, record_exception=False):
                 stream = self._open(request, times, remaining_s, span)
-            while events := await stream.take():
+            while events := await stream.next_events():
                 yield events
-        except BaseException as error:  # a reader that leaves is CancelledError or GeneratorExit
+        except BaseException as error:  # CancelledError or GeneratorExit if the client leaves
             failure = error
             raise
         finally:
             self._end(stream, times, failure, span)
 
-    def _checked(self, message: engine_pb2.EngineRequest, times: RequestTimes) -> AcceptedRequest:
+    def _check(self, message: engine_pb2.EngineRequest, times: RequestTimes) -> AcceptedRequest:
         try:
-            return translate(message, self._front.facts)
+            return translate(message, self._requests.facts)
         except errors.FleetError as error:
             self._count(error, None, times)
             raise
@@ -78,11 +84,11 @@ class RunCall:
         remaining_s: float | None,
         span: trace.Span,
     ) -> RequestStream:
-        return self._front.open(
+        return self._requests.open(
             request,
             times=times,
             deadline_unix_s=None if remaining_s is None else time.time() + remaining_s,
-            on_released=lambda stream: self._spans.verbs(span, stream),
+            on_released=lambda stream: self._spans.add_steps(span, stream),
         )
 
     def _end(
@@ -93,9 +99,9 @@ class RunCall:
         span: trace.Span,
     ) -> None:
         if stream is not None:
-            self._front.close(stream)
+            self._requests.close(stream)
             if stream.complete:
-                failure = None  # the reader left after it had everything
+                failure = None  # the client left after the last event
         with trace.use_span(span):
             log.debug("ended: %s", "OK" if failure is None else failure or type(failure).__name__)
         self._spans.end_run(span, stream, failure)
@@ -109,17 +115,21 @@ class RunCall:
         else:
             code = failure.code.name if isinstance(failure, errors.FleetError) else "CANCELLED"
         seconds = max(0, time.time_ns() - times.received_ns) / 1e9
-        self._front.metrics.ended(code, stream, seconds)
+        self._requests.metrics.count_request(code, stream, seconds)
 
 
 class EngineServicer(engine_pb2_grpc.EngineServicer):
     """inferfleet.internal.v1.Engine."""
 
     def __init__(
-        self, front: Front, run: RunCall, info: engine_pb2.EngineInfo, assets: TextAssets
+        self,
+        requests: OpenRequests,
+        runner: RequestRunner,
+        info: engine_pb2.EngineInfo,
+        assets: TextAssets,
     ) -> None:
-        self._front = front
-        self._run = run
+        self._requests = requests
+        self._runner = runner
         self._info = info
         self._assets = assets
         self._many = RunMany(
@@ -129,45 +139,46 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         )
 
     async def RunMany(self, request_iterator: AsyncIterator[Any], context: Any) -> None:
-        """Run, many times in one call."""
+        """Many calls of Run over one gRPC call."""
         await self._many(request_iterator, context)
 
-    async def close(self, patience_s: float) -> None:
-        """End the calls that hold many, once what they hold has ended and been told."""
-        await self._many.close(patience_s)
+    async def close(self, timeout_s: float) -> None:
+        """End the RunMany calls once their requests have ended and sent their last events."""
+        await self._many.close(timeout_s)
 
     async def Run(
-        self, request: engine_pb2.EngineRequest, context: ServerContext
+        self, request: engine_pb2.EngineRequest, context: RunContext
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """Generate for the fleet."""
+        """Generate tokens for one request of the fleet."""
         metadata = context.invocation_metadata()
-        _take_request_id(request.request, metadata)
+        _fill_request_id(request.request, metadata)
         parent = telemetry.extract(metadata)
         await send_identity(context, self._info.engine_id, request.request.request_id)
-        groups = self._run.events(request, parent=parent, remaining_s=rpc.remaining_s(context))
+        groups = self._runner.events(request, parent=parent, remaining_s=rpc.remaining_s(context))
         async with aclosing(groups) as events_stream:
             async for events in events_stream:
                 for event in events:
                     yield event
-                await drained(context)
+                await wait_sent(context)
 
     async def GetInfo(
         self, request: engine_pb2.GetInfoRequest, context: object
     ) -> engine_pb2.EngineInfo:
-        """What this engine is."""
+        """The engine's model, shape and state."""
         info = engine_pb2.EngineInfo()
         info.CopyFrom(self._info)
-        info.draining = self._front.board.draining
-        info.placement_version = self._front.board.placement_version
+        info.draining = self._requests.load_state.draining
+        info.placement_version = self._requests.load_state.placement_version
         return info
 
     async def GetTokenizer(
         self, request: engine_pb2.GetTokenizerRequest, context: object
     ) -> AsyncGenerator[engine_pb2.TokenizerChunk, None]:
-        """Tokenizer and template, in parts."""
+        """The tokenizer and chat template, in chunks."""
         if request.digest and request.digest != self._assets.digest:
             raise errors.NotFoundError(
-                f"this engine's tokenizer is {self._assets.digest}", reason="TOKENIZER_NOT_FOUND"
+                f"this engine has the tokenizer {self._assets.digest}, not {request.digest}",
+                reason="TOKENIZER_NOT_FOUND",
             )
         for chunk in self._assets.chunks():
             yield chunk
@@ -175,16 +186,16 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     async def WatchLoad(
         self, request: engine_pb2.WatchLoadRequest, context: object
     ) -> AsyncGenerator[engine_pb2.LoadReport, None]:
-        """The load, until the watcher leaves."""
-        async with aclosing(self._front.board.watch()) as report_stream:
+        """The load at each change, until the caller leaves."""
+        async with aclosing(self._requests.load_state.watch()) as report_stream:
             async for report in report_stream:
                 yield report
 
     async def Drain(
         self, request: engine_pb2.DrainRequest, context: object
     ) -> engine_pb2.DrainResponse:
-        """Refuse new work; the process goes on until it is told to end."""
-        ended, aborted = await self._front.drain(request.grace_s)
+        """Refuse new requests; the process runs on until it gets a signal."""
+        ended, aborted = await self._requests.drain(request.grace_s)
         return engine_pb2.DrainResponse(streams_ended=ended, streams_aborted=aborted)
 
     async def Abort(
@@ -192,21 +203,21 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
     ) -> engine_pb2.AbortResponse:
         """End requests as if their clients had left."""
         return engine_pb2.AbortResponse(
-            aborted=self._front.abort(request.tenant, request.request_ids)
+            aborted=self._requests.abort(request.tenant, request.request_ids)
         )
 
 
-def _take_request_id(
+def _fill_request_id(
     request: inference_pb2.GenerateRequest, metadata: Iterable[tuple[str, Any]] | None
 ) -> None:
-    """A request without an id has the one of its call, if that has one."""
+    """Give a request without an id the id in its call's metadata, if there is one."""
     if not request.request_id:
         given = dict(metadata or ()).get(rpc.REQUEST_ID_KEY, "")
         request.request_id = given if isinstance(given, str) else ""
 
 
-async def send_identity(context: ServerContext, engine_id: str, request_id: str) -> None:
-    """Initial metadata: who answers, and to which request (if the id can travel as a header)."""
+async def send_identity(context: RunContext, engine_id: str, request_id: str) -> None:
+    """Send the engine id and, if it is valid as a header, the request id as initial metadata."""
     pairs = [(rpc.ENGINE_ID_KEY, engine_id)]
     if request_id.isascii() and request_id.isprintable() and 0 < len(request_id) <= 128:
         pairs.append((rpc.REQUEST_ID_KEY, request_id))

@@ -18,7 +18,7 @@ from services.common.etcd.client import EtcdRefusedError, EtcdUnavailableError
 from services.common.etcd.config import EtcdKeys, connect
 from services.common.etcd.registry import BALANCERS_PREFIX
 from services.engine.front.config import FrontConfig
-from services.engine.front.service import EngineServer
+from services.engine.front.service import EngineService
 from services.gateway.config import GatewayConfig
 from services.gateway.service import GatewayService
 
@@ -86,7 +86,7 @@ async def test_services_refuse_before_they_load_anything():
     with pytest.raises(ConfigError, match="etcd_password_file: needed"):
         GatewayService(GatewayConfig(**keys))
     with pytest.raises(ConfigError, match="etcd_password_file: needed"):
-        EngineServer(FrontConfig(**keys), core=None, tracing=None)
+        EngineService(FrontConfig(**keys), telemetry=None)
 
 
 @pytest.fixture

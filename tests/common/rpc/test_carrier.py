@@ -6,7 +6,7 @@ import random
 import grpc
 import pytest
 
-from services.common.rpc.carrier import take
+from services.common.rpc.carrier import take_messages
 from services.common.rpc.carrier.call import WINDOW_BYTES
 from services.common.rpc.carrier.outbox import Outbox
 from tests.doubles.carrier_engine import LIMIT_S, Peer, linked, request_of, until, whole
@@ -23,7 +23,7 @@ async def test_many_streams_come_whole_in_one_call(pair):
 
 async def test_what_goes_along_with_a_call(pair):
     call = pair.run(request_of("m"), metadata=(("who", "me"),), timeout_s=25.0)
-    assert await take(call)
+    assert await take_messages(call)
     assert dict(await call.initial_metadata()) == {"engine": "e-m"}
     assert pair.peer.shown == [{"who": "me"}]
     assert 0 < pair.peer.left[0] <= 25
@@ -80,7 +80,7 @@ async def test_random_readers_get_a_beginning_of_their_stream_and_nothing_leaks(
     async def read_some(name: str, tokens: int, most: int, pauses: float) -> None:
         call = pair.run(request_of(name, draw.choice(["", "slow", "hang"]), tokens))
         got: list[bytes] = []
-        while len(got) < most and (messages := await take(call)):
+        while len(got) < most and (messages := await take_messages(call)):
             got += messages
             if draw.random() < pauses:
                 await asyncio.sleep(draw.random() / 50)
@@ -113,7 +113,7 @@ async def test_nobody_waits_for_what_has_been_written_already():
     outbox.notify()
     task = asyncio.create_task(outbox.run())
     await until(lambda: outbox.busy)
-    waiting = asyncio.create_task(outbox.collected())
+    waiting = asyncio.create_task(outbox.wait_collected())
     await asyncio.sleep(0)
     go_on.set()
     await asyncio.wait_for(waiting, LIMIT_S)

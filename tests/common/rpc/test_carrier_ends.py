@@ -144,7 +144,7 @@ async def test_a_peer_that_closes_tells_how_its_streams_ended_first(pair):
 async def test_a_link_that_leaves_lets_its_streams_end(pair):
     running = pair.run(request_of("last", "slow", tokens=200))
     assert await running.read()
-    leaving = asyncio.create_task(pair.link.leave())
+    leaving = asyncio.create_task(pair.link.drain())
     assert len([raw async for raw in running]) == 199
     await asyncio.wait_for(leaving, LIMIT_S)
     await until(lambda: not pair.peer.running)

@@ -16,6 +16,7 @@ from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.common import errors, rpc
 from services.common.config.service_config import ServiceConfig
 from services.common.config.settings import ConfigError
+from services.common.rpc.error_edge import abort_call
 
 NAME = "inferfleet.internal.v1.Engine"
 
@@ -339,5 +340,5 @@ async def test_a_call_that_has_just_ended_is_no_fault_of_the_server(error, caplo
             raise grpc.aio.InternalError("batch failed")
 
     with pytest.raises(asyncio.CancelledError):
-        await rpc._abort(Ended(), error, "Run")
+        await abort_call(Ended(), error, "Run")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -59,7 +59,7 @@ async def serial_of_server(port):
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch):
-    monkeypatch.setattr(tls_files, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(tls_files, "CHECK_INTERVAL_S", 0.0)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""One carried stream as its caller sees it: the part of a grpc.aio call that the fleet uses."""
+"""One carried stream on the calling side; it stands in for a call of grpc.aio."""
 
 import asyncio
 from collections import deque
@@ -8,26 +8,27 @@ from typing import Any, Protocol
 import grpc
 
 from services.common import errors
+from services.common.rpc.carrier.surface import RunCall
 
-# As far as a producer is let ahead of its reader; see STREAM_OPTIONS in rpc.
 WINDOW_BYTES = 2048
+"""How far a producer may run ahead of its reader; see STREAM_OPTIONS in rpc/membership.py."""
 
 
 class Sender(Protocol):
     """What a stream needs of its carrier."""
 
-    def credit(self, stream: int, taken: int) -> None:
-        """The reader has taken so many bytes."""
+    def send_credit(self, stream: int, taken_bytes: int) -> None:
+        """Let the producer send as many bytes more as the reader has taken."""
 
-    def cancelled(self, stream: int) -> None:
-        """Nobody reads it any more."""
+    def send_cancel(self, stream: int) -> None:
+        """Let the producer stop: its messages are no longer read."""
 
-    def ended(self, stream: int) -> None:
-        """Nothing more will be told of it."""
+    def forget(self, stream: int) -> None:
+        """Drop the stream: it has ended."""
 
 
 class CarriedCall:
-    """Owned by the carrier, read by one task. Ends and fails as a grpc.aio call does."""
+    """Owned by the carrier, read by one task. Ends and fails as a call of grpc.aio does."""
 
     def __init__(self, sender: Sender, stream: int, timeout_s: float | None) -> None:
         self._sender = sender
@@ -36,97 +37,97 @@ class CarriedCall:
         self._messages: deque[bytes] = deque()
         self._taken_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._greeting: grpc.aio.Metadata = grpc.aio.Metadata()
+        self._metadata: grpc.aio.Metadata = grpc.aio.Metadata()
         self._done = False
         self._cancelled = False
         self._error: grpc.aio.AioRpcError | None = None
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
-            self._timer = self._loop.call_later(max(timeout_s, 0), self._late)
+            self._timer = self._loop.call_later(max(timeout_s, 0), self._expire)
 
     def done(self) -> bool:
-        """Whether it has ended, one way or another; messages may still be there to read."""
+        """Whether it has ended; messages may still be there to read."""
         return self._done
 
     def cancelled(self) -> bool:
-        """Whether it was ended by its caller."""
+        """Whether its caller cancelled it."""
         return self._cancelled
 
     def cancel(self) -> bool:
-        """Tell the other side that nobody reads any more; a reader gets CancelledError."""
+        """Stop the producer; a reader gets CancelledError. Returns False if it had ended."""
         if self._done:
             return False
         self._cancelled = True
         self._messages.clear()
-        self._sender.cancelled(self._stream)
+        self._sender.send_cancel(self._stream)
         self._end()
         return True
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        """Only once the first message is here."""
-        return self._greeting
+        """The other side's metadata; empty until the first message is here."""
+        return self._metadata
 
-    async def take(self) -> Sequence[bytes]:
-        """All messages that are here, waiting for one; none: the stream has ended with OK.
+    async def take_messages(self) -> Sequence[bytes]:
+        """Wait for a message and take all that are here; empty when the stream ended with OK.
 
         Raises:
-            grpc.aio.AioRpcError: it has ended with another status.
-            CancelledError: it was cancelled.
+            grpc.aio.AioRpcError: the stream ended with another status.
+            CancelledError: the call was cancelled.
         """
         messages = self._messages
         while not messages:
             if self._done:
                 self._raise_for_status()
                 return ()
-            await self._wait()
+            await self._wait_message()
         taken = list(messages)
         messages.clear()
-        self._account(sum(map(len, taken)))
+        self._grant_credit(sum(map(len, taken)))
         return taken
 
     async def read(self) -> Any:
-        """One message, or grpc.aio.EOF; raises as `take`."""
+        """The next message, or grpc.aio.EOF; raises as `take_messages`."""
         while not self._messages:
             if self._done:
                 self._raise_for_status()
                 return grpc.aio.EOF
-            await self._wait()
+            await self._wait_message()
         message = self._messages.popleft()
-        self._account(len(message))
+        self._grant_credit(len(message))
         return message
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while (message := await self.read()) is not grpc.aio.EOF:
             yield message
 
-    # What the carrier tells.
+    # Called by the carrier.
 
     def feed(self, message: bytes) -> None:
-        """A message has come."""
+        """Add a message that has arrived."""
         if not self._cancelled:
             self._messages.append(message)
             if self._waiter is not None:
                 self._wake()
 
-    def greet(self, metadata: Sequence[tuple[str, str]]) -> None:
-        """Initial metadata has come."""
-        self._greeting = grpc.aio.Metadata(*metadata)
+    def set_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """Set the initial metadata that has arrived."""
+        self._metadata = grpc.aio.Metadata(*metadata)
 
     def end(self, code: grpc.StatusCode, message: str, details: bytes) -> None:
-        """The stream is over."""
+        """End the stream with a status; `details` is a serialised google.rpc.Status, or empty."""
         if self._done:
             return
         if code is not grpc.StatusCode.OK:
             trailers = [(errors.DETAILS_KEY, details)] if details else []
             self._error = grpc.aio.AioRpcError(
-                code, self._greeting, grpc.aio.Metadata(*trailers), details=message
+                code, self._metadata, grpc.aio.Metadata(*trailers), details=message
             )
         self._end()
 
-    def _late(self) -> None:
+    def _expire(self) -> None:
         self._timer = None
         if not self._done:
-            self._sender.cancelled(self._stream)
+            self._sender.send_cancel(self._stream)
             self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", b"")
 
     def _end(self) -> None:
@@ -134,7 +135,7 @@ class CarriedCall:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._sender.ended(self._stream)
+        self._sender.forget(self._stream)
         if self._waiter is not None:
             self._wake()
 
@@ -143,7 +144,7 @@ class CarriedCall:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def _wait(self) -> None:
+    async def _wait_message(self) -> None:
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -153,10 +154,10 @@ class CarriedCall:
         finally:
             self._waiter = None
 
-    def _account(self, taken: int) -> None:
+    def _grant_credit(self, taken: int) -> None:
         self._taken_bytes += taken
         if self._taken_bytes >= WINDOW_BYTES // 2 and not self._done:
-            self._sender.credit(self._stream, self._taken_bytes)
+            self._sender.send_credit(self._stream, self._taken_bytes)
             self._taken_bytes = 0
 
     def _raise_for_status(self) -> None:
@@ -166,13 +167,17 @@ class CarriedCall:
             raise self._error
 
 
-async def take(call: Any) -> Sequence[bytes]:
-    """The messages that a Run call has now, waiting for one; none: it has ended with OK.
+async def take_messages(call: RunCall) -> Sequence[bytes]:
+    """Wait for a message of a Run call and take all that are here; empty when it ended with OK.
 
     Args:
-        call: a carried one, or grpc.aio's own, which gives one at a time.
+        call: a carried one, or one of grpc.aio's own, which gives one message at a time.
+
+    Raises:
+        grpc.aio.AioRpcError: the call ended with another status.
+        CancelledError: the call was cancelled.
     """
     if isinstance(call, CarriedCall):
-        return await call.take()
+        return await call.take_messages()
     message = await call.read()
     return () if message is grpc.aio.EOF else (message,)

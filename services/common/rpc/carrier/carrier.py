@@ -1,4 +1,4 @@
-"""The calling side of one RunMany call: opens streams in it and deals out what comes back."""
+"""The calling side of one RunMany call: opens streams and dispatches the frames that arrive."""
 
 import asyncio
 import contextlib
@@ -17,17 +17,19 @@ _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Carrier:
-    """Whatever way its call ends, each stream in it ends too: UNAVAILABLE, without details, is what
-    a lost connection looks like to a call of its own.
+    """One RunMany call and the streams in it.
+
+    When the call ends, every stream in it ends with UNAVAILABLE and no details, as a call of its
+    own does when its connection is lost.
 
     Args:
-        call: of RunMany, just begun.
+        call: a RunMany call that has just begun.
     """
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self._calls: dict[int, CarriedCall] = {}
-        self._last = 0
+        self._last_stream = 0
         self._opened: list[engine_pb2.Opening] = []
         self._credits: dict[int, int] = {}
         self._cancelled: list[int] = []
@@ -36,24 +38,25 @@ class Carrier:
         self._idle = asyncio.Event()
         self._idle.set()
         self.up = False
-        """Whether the other side serves it, and the connection is there."""
+        """Whether the other side serves RunMany and the connection stands."""
 
-    async def begin(self) -> None:
-        """Wait for the other side's first word.
+    async def wait_up(self) -> None:
+        """Wait for the other side's first message.
 
         Raises:
-            grpc.RpcError: it has none for us; UNIMPLEMENTED if it serves no RunMany.
+            grpc.RpcError: the call failed; UNIMPLEMENTED if the other side serves no RunMany.
+            ConnectionError: the call ended without a message.
         """
         if await self._call.read() is grpc.aio.EOF:
-            raise ConnectionError("the call ended before it began")
+            raise ConnectionError("RunMany ended without a message")
         self.up = True
 
     def open(
         self, request: bytes, metadata: Sequence[tuple[str, Any]], timeout_s: float | None
     ) -> CarriedCall:
-        """Begin a stream; only while `up`."""
-        self._last += 1
-        stream = self._last
+        """Begin a stream; only while `up`. `request` is a serialised EngineRequest."""
+        self._last_stream += 1
+        stream = self._last_stream
         call = self._calls[stream] = CarriedCall(self, stream, timeout_s)
         self._idle.clear()
         opening = engine_pb2.Opening(stream=stream, request=request, window_bytes=WINDOW_BYTES)
@@ -66,12 +69,12 @@ class Carrier:
         return call
 
     async def run(self) -> None:
-        """Until the call ends; never raises but CancelledError."""
+        """Dispatch frames until the call ends; raises nothing but CancelledError."""
         self._writing = asyncio.create_task(self._write(), name="carrier writes")
         problem = "the connection was closed"
         try:
             while (raw := await self._call.read()) is not grpc.aio.EOF:
-                self._deal(engine_pb2.AnswerFrames.FromString(raw))
+                self._dispatch(engine_pb2.AnswerFrames.FromString(raw))
         except grpc.aio.AioRpcError as error:
             problem = error.details() or problem
         finally:
@@ -82,35 +85,35 @@ class Carrier:
                 call.end(grpc.StatusCode.UNAVAILABLE, problem, b"")
 
     async def _write(self) -> None:
-        # A call that has ended is found by the one who reads.
+        # The reading task finds out that the call has ended, and why.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             await self._outbox.run()
 
-    async def leave(self) -> None:
-        """Take no new stream, and end when the last one has."""
+    async def drain(self) -> None:
+        """Take no new stream; end the call when the last stream has ended."""
         self.up = False
         await self._idle.wait()
         self._call.cancel()
 
     def close(self) -> None:
-        """End at once; streams that run are cancelled."""
+        """End at once; running streams are cancelled."""
         self.up = False
         for call in list(self._calls.values()):
             call.cancel()
         self._call.cancel()
 
-    # For CarriedCall.
+    # Called by CarriedCall.
 
-    def credit(self, stream: int, taken: int) -> None:
-        self._credits[stream] = self._credits.get(stream, 0) + taken
+    def send_credit(self, stream: int, taken_bytes: int) -> None:
+        self._credits[stream] = self._credits.get(stream, 0) + taken_bytes
         self._outbox.notify()
 
-    def cancelled(self, stream: int) -> None:
+    def send_cancel(self, stream: int) -> None:
         self._credits.pop(stream, None)
         self._cancelled.append(stream)
         self._outbox.notify()
 
-    def ended(self, stream: int) -> None:
+    def forget(self, stream: int) -> None:
         self._calls.pop(stream, None)
         self._credits.pop(stream, None)
         if not self._calls:
@@ -131,16 +134,16 @@ class Carrier:
         frames.credited.extend(self._credits.keys())
         frames.credits.extend(self._credits.values())
         self._credits.clear()
-        if not self._opened:  # a stream is never cancelled before it is opened
+        if not self._opened:  # a stream must not be cancelled before it is opened
             frames.cancelled.extend(self._cancelled)
             self._cancelled.clear()
         return frames.SerializeToString()
 
-    def _deal(self, frames: engine_pb2.AnswerFrames) -> None:
+    def _dispatch(self, frames: engine_pb2.AnswerFrames) -> None:
         calls = self._calls
         for greeting in frames.greeted:
             if (call := calls.get(greeting.stream)) is not None:
-                call.greet([(header.key, header.value) for header in greeting.metadata])
+                call.set_metadata([(header.key, header.value) for header in greeting.metadata])
         for stream, message in zip(frames.streams, frames.messages, strict=True):
             call = calls.get(stream)
             if call is not None:
@@ -151,16 +154,16 @@ class Carrier:
                 call.end(code, ending.message, ending.details)
 
 
-async def begun(call: Any) -> Carrier:
-    """A carrier that is up.
+async def open_carrier(call: Any) -> Carrier:
+    """Make a carrier and wait until it is up.
 
     Raises:
-        grpc.RpcError: it cannot be had.
-        ConnectionError: likewise.
+        grpc.RpcError: the call failed; UNIMPLEMENTED if the other side serves no RunMany.
+        ConnectionError: the call ended without a message.
     """
     carrier = Carrier(call)
     try:
-        await carrier.begin()
+        await carrier.wait_up()
     except BaseException:
         with contextlib.suppress(Exception):
             call.cancel()

@@ -1,19 +1,19 @@
-"""The writing end of a carrier, on either side: one message at a time, of all that has gathered."""
+"""The writing end of a carrier, on either side: writes all pending frames as one message."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-# What is gathered beyond it goes with the next message; one that is longer goes alone.
+# Frames beyond it go with the next message; a single longer one goes alone.
 BATCH_BYTES = 256 * 1024
 
 
 class Outbox:
-    """Asks for frames when told that there are some, and writes them.
+    """Collects pending frames whenever it is notified, and writes them.
 
     Args:
-        collect: takes what has gathered, None for nothing.
-        write: of the call.
+        collect: takes the pending frames as one message; None if there are none.
+        write: the call's method.
     """
 
     def __init__(
@@ -21,50 +21,50 @@ class Outbox:
     ) -> None:
         self._collect = collect
         self._write = write
-        self._news = asyncio.Event()
+        self._notified = asyncio.Event()
         self._finishing = False
         self._waiting: list[asyncio.Future[None]] = []
         self.busy = False
-        """Whether a message is being written now, so that the next one waits."""
+        """Whether a message is being written, so the next one has to wait."""
 
     def notify(self) -> None:
-        """There is something to write."""
-        self._news.set()
+        """Announce that frames are pending."""
+        self._notified.set()
 
     def finish(self) -> None:
-        """Write what is there, then end."""
+        """Let `run` write what is pending, then end."""
         self._finishing = True
-        self._news.set()
+        self._notified.set()
 
-    async def collected(self) -> None:
-        """Wait until what has gathered by now is being written."""
+    async def wait_collected(self) -> None:
+        """Wait until the frames that are pending now are being written."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
 
     async def run(self) -> None:
-        """Until finished.
+        """Write until finished.
 
         Raises:
-            Exception: whatever `write` raises.
+            Exception: `write` failed.
         """
         try:
             while True:
-                await self._news.wait()
-                self._news.clear()
+                await self._notified.wait()
+                self._notified.clear()
                 self.busy = True
                 while (frames := self._collect()) is not None:
-                    self._release()
+                    self._release_waiting()
                     await self._write(frames)
                 self.busy = False
-                self._release()  # whoever waits for what went with the last one
+                self._release_waiting()  # those whose frames were in the last message
                 if self._finishing:
                     return
         finally:
             self.busy = False
-            self._release()
+            self._release_waiting()
 
-    def _release(self) -> None:
+    def _release_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
