@@ -1,0 +1,58 @@
+"""Every file and folder that README, CONTRIBUTING and docs/ name exists."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+TRACKED = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.splitlines()
+FILES = {"/" + name for name in TRACKED if (ROOT / name).is_file()}
+FOLDERS = {
+    "/" + str(parent) + "/" for name in FILES for parent in Path(name[1:]).parents if parent.name
+}
+NAMED = re.compile(r"`([\w./*<>{},-]+)`")
+SOURCE = re.compile(r"\.(py|proto|lua|toml|yaml|yml|lock|sh|md|tpl|pyi)$")
+# Files of a running fleet, of a model's folder or of a user, which no checkout holds.
+ELSEWHERE = re.compile(
+    r"^(\.inferfleet|\.venv|models|logs|ready|~|/)|^(build|dist)/"
+    r"|^(config|tokenizer|fleet|model\.safetensors\.index)\.json$"
+)
+
+
+def named_paths(text: str) -> set[str]:
+    """Words in backticks that look like a path: a source file, or a folder with a final slash."""
+    found = set()
+    for word in NAMED.findall(text):
+        path = word.split("::")[0]
+        is_path = SOURCE.search(path) or re.fullmatch(r"[\w.-]+(/[\w.-]+)*/", path)
+        if is_path and not re.search(r"[<>*{},]", path) and not ELSEWHERE.match(path):
+            found.add(path)
+    return found
+
+
+def exists(path: str) -> bool:
+    """Whether a file or folder has this path, or ends with it: `scheduling/scheduler.py`."""
+    everything = FOLDERS if path.endswith("/") else FILES
+    return any(one.endswith("/" + path) for one in everything)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_named_path_exists(page):
+    assert sorted(path for path in named_paths(page.read_text()) if not exists(path)) == []
+
+
+def test_a_path_that_does_not_exist_is_found():
+    text = "`services/engine/no_such.py`, `no_such/`, `services/engine/`, `scheduler.py`, `a.json`"
+    assert {path for path in named_paths(text) if not exists(path)} == {
+        "services/engine/no_such.py",
+        "no_such/",
+    }
