@@ -1,4 +1,7 @@
-"""The leader's loop of a group: sums loads, plans off the event loop, writes what pays."""
+"""The controller of a placement group: sums the loads, plans a map and writes it if it is better.
+
+Every engine of the group runs one; the elected leader's writes.
+"""
 
 import asyncio
 import logging
@@ -15,22 +18,22 @@ from services.engine.eplb.placement_store import (
 )
 from services.engine.eplb.planning import (
     PlanSettings,
-    draft,
+    draft_map,
     make_plan,
+    reason_to_keep,
     slots_in_use,
     sum_loads,
-    why_not,
 )
 
 log = logging.getLogger(__name__)
 
 
 class PlacementController:
-    """A candidate; every engine of a group runs one, and one of them leads.
+    """One candidate for the leader of a placement group.
 
     Args:
-        shape: of this engine; engines of another shape are not planned for.
-        interval_s: between two looks at the loads.
+        shape: shape of this engine; the loads of engines of another shape are not counted.
+        interval_s: seconds between two attempts to improve the map.
     """
 
     def __init__(
@@ -53,24 +56,32 @@ class PlacementController:
         self._interval_s = interval_s
         self.election = Election(store.etcd, store.keys.leader, engine_id.encode())
 
-    async def run(self) -> None:
-        """For ever; resigns when cancelled."""
+    async def start(self) -> None:
+        """Begin to campaign; returns at once, also if etcd is unavailable."""
         await self.election.start()
-        try:
-            while True:
-                await asyncio.sleep(self._interval_s)
-                term = self.election.leadership
-                if term is not None:
-                    await self._guarded_turn(term)
-        finally:
-            await self.election.stop()
 
-    async def turn(self, term: Leadership) -> PlacementMap | None:
-        """Look once; what was written, if anything was.
+    async def run(self) -> None:
+        """Improve the map at each interval while this candidate leads; runs until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            term = self.election.leadership
+            if term is None:
+                continue
+            try:
+                await self.improve_map(term)
+            except (EtcdError, MapTooLargeError) as error:
+                log.warning("no new placement written: %s", error)
+
+    async def close(self) -> None:
+        """Resign; idempotent."""
+        await self.election.stop()
+
+    async def improve_map(self, term: Leadership) -> PlacementMap | None:
+        """Plan once and write the new map if it is better; returns the map that was written.
 
         Raises:
-            EtcdError: etcd is away; the next turn reads anew.
-            MapTooLargeError: etcd cannot hold this model's map.
+            EtcdError: etcd is unavailable; the next call reads everything again.
+            MapTooLargeError: the map is too large for etcd.
         """
         state = await self._store.read()
         proposed = await asyncio.to_thread(self._propose, state)
@@ -78,7 +89,9 @@ class PlacementController:
             return None
         written = await self._store.write(proposed, state, fence=term.fence)
         if written is None:
-            log.warning("placement not written: another map came first, or the term is over")
+            log.warning(
+                "placement not written: another map was written first, or another engine leads"
+            )
         else:
             log.info(
                 "placement %d written: balance %.3f, was %.3f",
@@ -88,24 +101,18 @@ class PlacementController:
             )
         return written
 
-    async def _guarded_turn(self, term: Leadership) -> None:
-        try:
-            await self.turn(term)
-        except (EtcdError, MapTooLargeError) as error:
-            log.warning("no new placement: %s", error)
-
     def _propose(self, state: GroupState) -> PlacementMap | None:
-        """Runs in a thread: planning for a large model takes a good part of a second."""
+        """Plan on a thread: for a large model this takes most of a second."""
         shape, revision = self._shape, self._model_revision
         records = [record for record in state.loads.values() if record.shape == shape]
         load = sum_loads(records, shape, revision)
         old = slots_in_use(state.newest, shape, revision)
         plan = make_plan(load, old, shape, self._settings)
-        reason = why_not(plan, state)
+        reason = reason_to_keep(plan, state)
         if reason is not None:
-            log.debug("no new placement: %s", reason)
+            log.debug("the placement stays: %s", reason)
             return None
-        proposed = draft(
+        proposed = draft_map(
             plan,
             shape,
             model=self._model,

@@ -1,7 +1,7 @@
-"""The two greedy steps every placement policy is made of: packing and replication.
+"""The two greedy steps of every placement policy: packing and replication.
 
-Own implementation of the algorithms that deepseek-ai/EPLB publishes, vectorised over rows (layers,
-or layer-node pairs) in numpy, with stable sorts, so that equal loads always give equal plans.
+An independent implementation of the algorithms of deepseek-ai/EPLB, vectorized in numpy over rows
+(layers, or pairs of layer and node). Sorts are stable, so equal loads give equal plans.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Packing:
-    """Where each item went.
+    """The pack of each item.
 
     Attributes:
         pack: [rows, items] index of the pack.
-        rank: [rows, items] order of arrival in that pack, 0 .. capacity - 1.
+        rank: [rows, items] position within that pack, 0 .. capacity - 1.
     """
 
     pack: Ints
@@ -28,11 +28,11 @@ class Packing:
 
 @dataclass(frozen=True)
 class Replication:
-    """Which expert each slot holds.
+    """The expert in each slot.
 
     Attributes:
         expert: [rows, slots]; the first `experts` slots are the identity.
-        rank: [rows, slots] which copy of its expert a slot is.
+        rank: [rows, slots] number of the copy, from 0.
         count: [rows, experts] copies of each expert.
     """
 
@@ -42,13 +42,13 @@ class Replication:
 
 
 def balanced_packing(weight: Floats, num_packs: int, kind: Ints | None = None) -> Packing:
-    """Put items into packs of equal size, heaviest first, each into the lightest with room.
+    """Put items into packs of equal size, heaviest first, each into the lightest pack with room.
 
     Args:
         weight: [rows, items], items divisible by num_packs.
-        num_packs: how many packs.
-        kind: [rows, items]; if given, a pack that already holds an item of the same kind is taken
-            only when every pack with room does (two copies of one expert on one GPU are of no use).
+        num_packs: number of packs.
+        kind: [rows, items]; if given, a pack that already holds an item of the same kind is used
+            only if every pack with room does (two copies of an expert on one GPU are useless).
     """
     rows, items = weight.shape
     capacity = items // num_packs

@@ -1,7 +1,7 @@
-"""What a group of equal engines keeps in etcd about its experts: the map, and what engines say.
+"""The records of a placement group in etcd: its map, and each engine's loads and map version.
 
-Strict JSON both ways: an unknown key, a wrong type or a table that contradicts another is refused
-with its path, so that nothing half understood is ever loaded.
+The JSON is strict: an unknown key, a wrong type or a table that contradicts another is refused
+with its path, so no record is ever used in part.
 """
 
 from collections import Counter
@@ -18,36 +18,38 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 Table = tuple[tuple[Count, ...], ...]
 T = TypeVar("T")
 MAX_BYTES = 700 * 1024
-"""Of a map's JSON: one transaction writes it twice, and etcd takes requests of 1.5 MiB."""
+"""Largest JSON of a map: one transaction writes it twice, and etcd takes requests of 1.5 MiB."""
 
 
 class MapFormatError(ValueError):
-    """Not a record of this module; the message has the path of what is wrong."""
+    """Not a valid record of this module; the message names the path of the error."""
 
 
 class PlacementMap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which logical expert is in which physical slot, and why."""
+    """Which logical expert is in which slot, and from which load that follows."""
 
     version: Count
-    """Grows by one with each map of the group; 0 in a draft that is not written yet. It is here and
-    not etcd's revision, because an emptied etcd begins to count anew."""
+    """Grows by one with each map of the group; 0 in a draft. It is not etcd's revision, because an
+    etcd that was emptied counts from 1 again."""
     model: Name
     model_revision: Name
     num_ranks: Positive
-    """Rank r of the engine owns the slots r * slots / num_ranks and following."""
+    """Rank r of the engine owns slots r * slots / num_ranks to (r + 1) * slots / num_ranks - 1."""
     phy2log: Table
     """[layers with experts, slots] the logical expert in each slot."""
     copies: Table
-    """[layers, experts] slots that hold each expert: what phy2log says, counted."""
+    """[layers, experts] number of slots that hold each expert, counted in phy2log."""
     policy: Name
     """hierarchical, global, manual, or "rollback to N"."""
     window_rounds: Count = 0
     """Rounds over which each engine counted `load`."""
     load: Table = ()
-    """[layers, experts] tokens that the map was made for, all engines together; may be empty."""
+    """[layers, experts] tokens of all engines that the map was planned for; may be empty."""
     balance_before: float | None = None
-    """Mean over layers of mean by largest load of a rank, under `load`; 1 is perfect."""
+    """Balance of the previous map under `load`: per layer the mean load of a rank by the largest,
+    averaged over the layers; 1 is perfect."""
     balance_after: float | None = None
+    """The same for this map."""
     author: Name
     created_unix_ms: Count
 
@@ -59,7 +61,7 @@ class PlacementMap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EngineLoads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one engine counted, and the shape that a map for it must have."""
+    """The loads that one engine counted, and the shape that a map for it must have."""
 
     engine_id: Name
     model: Name
@@ -70,7 +72,7 @@ class EngineLoads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_ranks: Positive
     window_rounds: Count
     load: Table
-    """[layers, experts] tokens of the last rounds; all 0 before there were any."""
+    """[layers, experts] tokens of the last `window_rounds` rounds; all 0 before the first round."""
 
     @property
     def shape(self) -> ExpertShape:
@@ -78,37 +80,37 @@ class EngineLoads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Rejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A map that an engine did not take; the one before it stays in use."""
+    """A map that an engine refused; the previous one stays in use."""
 
     version: Count
     reason: str
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one engine does with the maps of its group."""
+    """Which map of its group one engine uses, and which it has refused."""
 
     engine_id: Name
     version: Count
-    """Of the map in use; 0 is the one that an engine starts with."""
+    """Version of the map in use; an engine starts with version 0."""
     rejected: Rejection | None = None
-    """Of the newest map, if that is not in use and will not be."""
+    """Refusal of the newest map, if the engine refused it."""
 
     def settled(self, version: int) -> bool:
-        """Whether this engine has done with a map: it uses that or a newer one, or refused it."""
+        """Whether this engine uses the version or a newer one, or has refused it."""
         refused = self.rejected is not None and self.rejected.version >= version
         return refused or self.version >= version
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """JSON without blanks."""
+    """The record as JSON."""
     return msgspec.json.encode(record)
 
 
 def decode(raw: bytes | str, kind: type[T]) -> T:
-    """A record of `kind` whose tables agree.
+    """Decode a record of `kind` and check that its tables agree.
 
     Raises:
-        MapFormatError: it is none.
+        MapFormatError: it is not a valid record.
     """
     try:
         record = msgspec.json.decode(raw, type=kind)
@@ -122,7 +124,7 @@ def decode(raw: bytes | str, kind: type[T]) -> T:
 
 
 def version_in(raw: bytes) -> int:
-    """The version that a map claims, also if nothing else of it can be read; else 0."""
+    """The version of a map whose other fields may be invalid; 0 if it has none."""
     try:
         return msgspec.json.decode(raw, type=_OnlyVersion).version
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -138,13 +140,13 @@ def count_copies(phy2log: Table, num_experts: int) -> Table:
 def problem_with(
     placement: PlacementMap, shape: ExpertShape, model_revision: str, *, draft: bool = False
 ) -> str | None:
-    """Why an engine of this shape cannot use a map, naming layer, slot or expert; None if it can.
+    """Why an engine of this shape cannot use a map; None if it can. Names layer, slot or expert.
 
     Args:
-        draft: a map without a version yet.
+        draft: whether the map has no version yet.
     """
     if placement.num_ranks != shape.num_ranks:
-        return f"it is for {placement.num_ranks} ranks, the engine has {shape.num_ranks}"
+        return f"the map is for {placement.num_ranks} ranks, the engine has {shape.num_ranks}"
     try:
         check_placement(placement.for_core(1 if draft else None), shape, model_revision)
     except PlacementRefusedError as error:
@@ -168,10 +170,10 @@ def _check_tables(record: PlacementMap) -> None:
     experts = len(record.copies[0]) if record.copies else 0
     _check_rows("copies", record.copies, layers, experts)
     for layer, row in enumerate(count_copies(record.phy2log, experts)):
-        for expert, (found, said) in enumerate(zip(row, record.copies[layer], strict=True)):
-            if found != said:
+        for expert, (found, stated) in enumerate(zip(row, record.copies[layer], strict=True)):
+            if found != stated:
                 raise MapFormatError(
-                    f"layer {layer}: expert {expert} has {found} slots in phy2log, not {said} - "
+                    f"layer {layer}: expert {expert} has {found} slots in phy2log, not {stated} - "
                     f"at `$.copies[{layer}][{expert}]`"
                 )
         if sum(row) != slots:

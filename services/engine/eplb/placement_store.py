@@ -1,8 +1,8 @@
 """The keys of expert placement in etcd and every transaction on them.
 
-Below /inferfleet/placement/<group>/: `map`, `history/<version>`, `leader`, and under the leases of
-the engines `applied/<engine_id>` and `loads/<engine_id>`. Nothing writes `map` but by
-compare-and-swap, and its history entry is part of the same transaction.
+Below /inferfleet/placement/<group>/ there are `map`, `history/<version>`, `leader` and, under the
+leases of the engines, `applied/<engine_id>` and `loads/<engine_id>`. `map` is written by
+compare-and-swap only, in one transaction with its history entry.
 """
 
 import re
@@ -27,18 +27,18 @@ from services.engine.eplb.placement_map import (
 
 ROOT = "/inferfleet/placement/"
 HISTORY = 20
-"""Maps kept to roll back to, the current one included."""
+"""Number of maps that are kept for a rollback, including the current one."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 K = TypeVar("K")
 R = TypeVar("R")
 
 
 class MapTooLargeError(ValueError):
-    """etcd would not take it."""
+    """The map is too large for a request to etcd."""
 
 
 def group_of(model: str, model_revision: str) -> str:
-    """Engines that share a map: the served name and the start of the weights' digest."""
+    """Name of the engines that share a map: served name and start of the weights' digest."""
     digest = model_revision.rpartition(":")[2]
     return f"{_UNSAFE.sub('-', model)}-{_UNSAFE.sub('-', digest)[:12]}"
 
@@ -77,83 +77,86 @@ class GroupKeys:
 
 @dataclass(frozen=True)
 class GroupState:
-    """All of a group at one revision."""
+    """All records of a group at one revision of etcd."""
 
     current: PlacementMap | None = None
     mod_revision: int = 0
-    """Of the map's key; 0 if there is none."""
+    """Modification revision of the map's key; 0 if there is no map."""
     problem: str = ""
-    """Why the map's value cannot be read, if it cannot."""
+    """Why the map's value cannot be read; empty if it can."""
     last_version: int = 0
-    """The highest version that the map or the history names."""
+    """The highest version of the map and the history."""
     history: Mapping[int, PlacementMap] = field(default_factory=dict)
     history_versions: tuple[int, ...] = ()
-    """Also those that cannot be read; ascending."""
+    """All versions of the history, ascending, including maps that cannot be read."""
     applied: Mapping[str, Applied] = field(default_factory=dict)
     loads: Mapping[str, EngineLoads] = field(default_factory=dict)
     leader: str = ""
 
     @property
     def newest(self) -> PlacementMap | None:
-        """The map, or if it cannot be read the last one before it."""
+        """The current map or, if it cannot be read, the newest readable one of the history."""
         return self.current or self.history.get(max(self.history, default=0))
 
 
 class PlacementStore:
-    """One group's maps; shared by its controller, its watcher and the command line."""
+    """Reads and writes one group's records; used by controller, watcher and command line."""
 
     def __init__(self, etcd: Etcd, group: str) -> None:
         self.etcd = etcd
         self.keys = GroupKeys(group)
 
     async def read(self) -> GroupState:
-        """The group as it stands."""
+        """Read the group at one revision."""
         listing = await self.etcd.get_prefix(self.keys.prefix)
         return group_state(self.keys, listing.items)
 
     async def write(
         self, draft: PlacementMap, over: GroupState, *, fence: Compare | None = None
     ) -> PlacementMap | None:
-        """Write the next version, if the map is still what `over` says.
+        """Write the next version, if the map has not changed since `over` was read.
 
         Args:
-            fence: a leader's, without which a deposed one could write.
+            fence: the leader's comparison, so that a deposed leader cannot write.
 
         Returns:
-            What stands now, or None if somebody else was faster or the leader is deposed.
+            The map that was written; None if the map has changed or the leader is deposed.
 
         Raises:
             MapTooLargeError: nothing was sent.
-            EtcdUnavailableError: it may have been written; read before trying again.
+            EtcdUnavailableError: the map may have been written; read before trying again.
         """
         placement = replace(draft, version=over.last_version + 1)
         surplus = max(0, len(over.history_versions) + 1 - HISTORY)
-        forgotten = [Delete(self.keys.history(v)) for v in over.history_versions[:surplus]]
+        expired = [Delete(self.keys.history(v)) for v in over.history_versions[:surplus]]
         compares = [Compare(self.keys.map, "mod", over.mod_revision)]
         if fence is not None:
             compares.append(fence)
         puts = _puts(self.keys, placement, [placement])
-        done = await self.etcd.transaction(compares, [*puts, *forgotten])
+        done = await self.etcd.transaction(compares, [*puts, *expired])
         return None if done is None else placement
 
     async def restore(
         self, placement: PlacementMap, earlier: Iterable[PlacementMap], mod_revision: int
     ) -> bool:
-        """Put back a map with its own version, where an emptied or older store has lost it."""
+        """Write a map under its own version, where an emptied or older store has lost it.
+
+        Returns whether it was written: not if the map's key is no longer at `mod_revision`.
+        """
         puts = _puts(self.keys, placement, [*earlier, placement])
         compare = Compare(self.keys.map, "mod", mod_revision)
         return await self.etcd.transaction([compare], puts) is not None
 
 
 async def list_groups(etcd: Etcd) -> dict[str, GroupState]:
-    """All groups, by name, at one revision."""
+    """Read all groups at one revision, by name."""
     listing = await etcd.get_prefix(ROOT)
     names = {key.removeprefix(ROOT).partition("/")[0] for key in listing.items}
     return {name: group_state(GroupKeys(name), listing.items) for name in sorted(names)}
 
 
 def group_state(keys: GroupKeys, items: Mapping[str, KeyValue]) -> GroupState:
-    """What the keys of a group say; what an engine wrote that cannot be read is left out."""
+    """Decode the keys of a group; engines' records that cannot be read are left out."""
     current, problem, found = None, "", items.get(keys.map)
     if found is not None:
         try:
@@ -181,7 +184,7 @@ def group_state(keys: GroupKeys, items: Mapping[str, KeyValue]) -> GroupState:
 
 
 def now_ms() -> int:
-    """For `created_unix_ms`."""
+    """The current time for `created_unix_ms`."""
     return int(time.time() * 1000)
 
 
@@ -189,8 +192,8 @@ def _puts(keys: GroupKeys, current: PlacementMap, kept: Iterable[PlacementMap]) 
     value = encode(current)
     if len(value) > MAX_BYTES:
         raise MapTooLargeError(
-            f"the map takes {len(value)} bytes of JSON, more than the {MAX_BYTES} that fit twice "
-            "into one request of etcd"
+            f"the map has {len(value)} bytes of JSON; at most {MAX_BYTES} fit twice into one "
+            "request to etcd"
         )
     history = {placement.version: encode(placement) for placement in kept}
     return [

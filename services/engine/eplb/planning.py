@@ -1,4 +1,4 @@
-"""From counted loads to a proposed map and to the decision to write it; pure, no clock, no I/O."""
+"""Plans a placement map from counted loads and decides whether to write it; no clock, no I/O."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,17 +25,18 @@ from services.engine.eplb.policy import (
 )
 
 MIN_TOKENS_PER_EXPERT = 8
-"""On average and per layer; with fewer the counts say more about chance than about the traffic."""
+"""Least average of a layer's counts; with fewer tokens the counts are mostly chance."""
 
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """How to plan.
+    """Settings of the planner.
 
     Attributes:
-        policy: hierarchical keeps a group's experts on one node, global ignores groups.
-        groups, nodes: of the model's router and of the engine's ranks; for hierarchical.
-        min_gain: the balance must rise by this much to be worth moving weights.
+        policy: hierarchical keeps the experts of a group on one node, global ignores groups.
+        groups: expert groups of the model's router, for hierarchical.
+        nodes: machines of the engine's ranks, for hierarchical.
+        min_gain: least rise of the balance for which a new map is written.
     """
 
     policy: str = "global"
@@ -46,12 +47,12 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class Plan:
-    """Today's map and tomorrow's under the same load.
+    """The current map and the planned one under the same load.
 
     Attributes:
         load: [layers, experts] tokens.
-        before, after: [layers] mean by largest load of a rank.
-        old, new: [layers, slots].
+        before, after: [layers] balance: mean load of a rank by the largest.
+        old, new: [layers, slots] logical expert in each slot.
     """
 
     load: Ints
@@ -63,17 +64,17 @@ class Plan:
 
     @property
     def gain(self) -> float:
-        """Of the balance's mean over layers."""
+        """Rise of the balance, averaged over the layers."""
         return float(self.after.mean() - self.before.mean())
 
     @property
     def moved(self) -> Ints:
-        """[layers] slots that would hold another expert."""
+        """[layers] number of slots that hold another expert under the new map."""
         return np.asarray((self.old != self.new).sum(axis=1), np.int64)
 
 
 def sum_loads(records: Iterable[EngineLoads], shape: ExpertShape, model_revision: str) -> Ints:
-    """[layers, experts] tokens of all engines of this shape, over their windows."""
+    """Sum the loads of all engines of this shape: [layers, experts] tokens."""
     total = np.zeros((shape.num_layers, shape.num_experts), np.int64)
     for record in records:
         if record.shape == shape and record.model_revision == model_revision:
@@ -82,17 +83,17 @@ def sum_loads(records: Iterable[EngineLoads], shape: ExpertShape, model_revision
 
 
 def slots_in_use(current: PlacementMap | None, shape: ExpertShape, model_revision: str) -> Ints:
-    """[layers, slots] of the map that stands, or of the one that engines start with."""
+    """[layers, slots] of the current map, or of the map that engines start with."""
     if current is not None and problem_with(current, shape, model_revision) is None:
         return np.array(current.phy2log, np.int64)
     return initial_placement(shape.num_layers, shape.num_experts, shape.num_slots).phy2log
 
 
 def make_plan(load: Ints, old: Ints, shape: ExpertShape, settings: PlanSettings) -> Plan:
-    """The policy's map for this load in the layers that it balances better, else the old one.
+    """Plan with the policy; layers that it would not balance better keep their old row.
 
     Raises:
-        PlacementShapeError: slots, ranks, nodes or groups that do not divide one another.
+        PlacementShapeError: slots, ranks, nodes or groups do not divide one another.
     """
     slots, ranks = shape.num_slots, shape.num_ranks
     if settings.policy == "hierarchical":
@@ -100,7 +101,7 @@ def make_plan(load: Ints, old: Ints, shape: ExpertShape, settings: PlanSettings)
         proposed = rebalance_experts_hierarchical(load, slots, groups, nodes, ranks)
     else:
         proposed = rebalance_experts_global(load, slots, ranks)
-    new = keep_places(old, proposed.phy2log, ranks)
+    new = keep_slots(old, proposed.phy2log, ranks)
     before = balancedness(from_phy2log(old, shape.num_experts), load, ranks)
     after = balancedness(from_phy2log(new, shape.num_experts), load, ranks)
     better = after > before
@@ -114,8 +115,8 @@ def make_plan(load: Ints, old: Ints, shape: ExpertShape, settings: PlanSettings)
     )
 
 
-def keep_places(old: Ints, new: Ints, num_ranks: int) -> Ints:
-    """`new` with its experts reordered within each rank, so that those that stay do not move."""
+def keep_slots(old: Ints, new: Ints, num_ranks: int) -> Ints:
+    """Reorder `new` within each rank so that an expert that stays on a rank keeps its slot."""
     result = new.copy()
     size = old.shape[1] // num_ranks
     for layer in range(len(old)):
@@ -125,10 +126,10 @@ def keep_places(old: Ints, new: Ints, num_ranks: int) -> Ints:
     return result
 
 
-def draft(
+def draft_map(
     plan: Plan, shape: ExpertShape, *, model: str, model_revision: str, **origin: Any
 ) -> PlacementMap:
-    """The plan as a map to be written; `origin` is window_rounds, author, created_unix_ms."""
+    """Make the map of a plan; `origin` holds window_rounds, author and created_unix_ms."""
     phy2log = as_table(plan.new)
     return PlacementMap(
         version=0,
@@ -145,12 +146,12 @@ def draft(
     )
 
 
-def why_not(plan: Plan, state: GroupState) -> str | None:
-    """Why a plan should not be written now, or None if it should."""
+def reason_to_keep(plan: Plan, state: GroupState) -> str | None:
+    """Why the current map should be kept for now; None if the plan should be written."""
     version = 0 if state.current is None else state.current.version
     for engine_id, applied in sorted(state.applied.items()):
         if not applied.settled(version):
-            return f"{engine_id} still goes over from version {applied.version} to {version}"
+            return f"{engine_id} still changes from version {applied.version} to {version}"
     least = MIN_TOKENS_PER_EXPERT * plan.load.shape[1]
     if plan.load.sum(axis=1).min() < least:
         return f"fewer than {least} tokens per layer were counted"
@@ -160,16 +161,16 @@ def why_not(plan: Plan, state: GroupState) -> str | None:
 
 
 def as_table(rows: Ints) -> Table:
-    """Plain ints."""
+    """The rows as tuples of int."""
     return tuple(tuple(row) for row in rows.tolist())
 
 
 def _reorder(old: list[int], new: list[int]) -> list[int]:
     arriving = list(new)
-    places: list[int | None] = []
+    slots: list[int | None] = []
     for expert in old:
         stays = expert in arriving
         if stays:
             arriving.remove(expert)
-        places.append(expert if stays else None)
-    return [arriving.pop(0) if expert is None else expert for expert in places]
+        slots.append(expert if stays else None)
+    return [arriving.pop(0) if expert is None else expert for expert in slots]

@@ -1,8 +1,8 @@
-"""Placement policies: loads in, a placement out; no I/O, no clock, no randomness.
+"""Placement policies: compute a placement from loads, without I/O, clock or randomness.
 
 Both policies are those of deepseek-ai/EPLB. `hierarchical` keeps the experts of a group on one node
-(prefill, small expert-parallel groups); `global` ignores groups (decode, large ones). With
-`spread` (the default) two copies of one expert never share a GPU while another placement exists.
+(for prefill and small expert-parallel groups); `global` ignores groups (for decode and large ones).
+With `spread` (the default) no GPU holds two copies of an expert if that can be avoided.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from services.engine.eplb.spread import separate_copies
 
 
 class PlacementShapeError(ValueError):
-    """Slots, GPUs, nodes or groups that do not divide one another."""
+    """Slots, GPUs, nodes or groups do not divide one another; the message names the numbers."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Placement:
     Attributes:
         phy2log: [layers, slots] the logical expert in each slot; a GPU owns consecutive slots.
         log2phy: [layers, experts, most copies] slots of each expert by copy, padded with -1.
-        count: [layers, experts] copies of each expert; every one at least 1.
+        count: [layers, experts] copies of each expert, at least 1.
     """
 
     phy2log: Ints
@@ -38,39 +38,13 @@ class Placement:
     count: Ints
 
 
-def rebalance_experts(
-    weight: Floats | Ints,
-    num_replicas: int,
-    num_groups: int,
-    num_nodes: int,
-    num_gpus: int,
-    *,
-    spread: bool = True,
-) -> Placement:
-    """Hierarchical if the groups divide among the nodes, else global.
-
-    Args:
-        weight: [layers, experts] tokens that each logical expert received.
-        num_replicas: slots per layer, all GPUs together.
-        num_groups: expert groups of the model's router; 1 if it has none.
-        num_nodes: machines; links within one are the faster ones.
-        num_gpus: GPUs of all nodes together.
-        spread: keep copies of one expert on different GPUs.
-
-    Raises:
-        PlacementShapeError: naming the numbers that do not fit.
-    """
-    if num_groups % num_nodes == 0:
-        return rebalance_experts_hierarchical(
-            weight, num_replicas, num_groups, num_nodes, num_gpus, spread=spread
-        )
-    return rebalance_experts_global(weight, num_replicas, num_gpus, spread=spread)
-
-
 def rebalance_experts_global(
     weight: Floats | Ints, num_replicas: int, num_gpus: int, *, spread: bool = True
 ) -> Placement:
-    """Replicate over all experts of a layer, then pack onto all GPUs; shapes as above."""
+    """Replicate over all experts of a layer, then pack onto all GPUs.
+
+    Arguments and errors as for `rebalance_experts_hierarchical`.
+    """
     return rebalance_experts_hierarchical(weight, num_replicas, 1, 1, num_gpus, spread=spread)
 
 
@@ -83,7 +57,19 @@ def rebalance_experts_hierarchical(
     *,
     spread: bool = True,
 ) -> Placement:
-    """Groups to nodes, copies within a node, copies to the node's GPUs; shapes as above."""
+    """Pack groups onto nodes, replicate within each node, pack the copies onto its GPUs.
+
+    Args:
+        weight: [layers, experts] tokens that each logical expert received.
+        num_replicas: slots per layer, all GPUs together.
+        num_groups: expert groups of the model's router; 1 if it has none.
+        num_nodes: machines; links within a machine are faster than between machines.
+        num_gpus: GPUs of all nodes together.
+        spread: keep copies of one expert on different GPUs.
+
+    Raises:
+        PlacementShapeError: the numbers do not divide one another.
+    """
     loads = np.asarray(weight, dtype=np.float64)
     layers, experts = loads.shape
     _check_shape(experts, num_replicas, num_groups, num_nodes, num_gpus)
@@ -108,7 +94,7 @@ def rebalance_experts_hierarchical(
 
 
 def balancedness(placement: Placement, weight: Floats | Ints, num_gpus: int) -> Floats:
-    """[layers] mean over largest GPU load: 1 is perfect."""
+    """Balance per layer, [layers]: mean load of a GPU by the largest; 1 is perfect."""
     loads = np.asarray(weight, dtype=np.float64) / placement.count
     per_gpu = np.take_along_axis(loads, placement.phy2log, 1).reshape(len(loads), num_gpus, -1)
     totals = per_gpu.sum(axis=2)
@@ -117,17 +103,17 @@ def balancedness(placement: Placement, weight: Floats | Ints, num_gpus: int) -> 
 
 
 def initial_placement(layers: int, experts: int, num_replicas: int) -> Placement:
-    """Before any load is known: slot i holds expert i, then the extra copies from expert 0 on."""
+    """The placement before any load is known: slot i holds expert i modulo `experts`."""
     slots = np.arange(num_replicas)
     rows = np.tile(slots % experts, (layers, 1))
     return _placement(rows, np.tile(slots // experts, (layers, 1)), experts)
 
 
 def from_phy2log(phy2log: Ints, experts: int) -> Placement:
-    """The whole placement of a map read from elsewhere; copies are numbered by slot.
+    """Complete a placement from its slot table; copies are numbered by slot.
 
     Raises:
-        PlacementShapeError: an id outside the experts, or an expert without a slot.
+        PlacementShapeError: an expert id is out of range, or an expert has no slot.
     """
     if phy2log.ndim != 2 or phy2log.size == 0:
         raise PlacementShapeError("phy2log must be a table of layers by slots")
@@ -142,7 +128,7 @@ def from_phy2log(phy2log: Ints, experts: int) -> Placement:
 
 
 def _experts_by_node(loads: Floats, num_groups: int, num_nodes: int) -> Ints:
-    """[layers, experts]: the logical expert at each node-major position."""
+    """[layers, experts] the logical expert at each position, where positions go node by node."""
     layers, experts = loads.shape
     size = experts // num_groups
     groups = loads.reshape(layers, num_groups, size).sum(axis=2)

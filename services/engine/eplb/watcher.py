@@ -1,7 +1,8 @@
-"""Follows the group's map for one engine: checks it, hands it to the core, restores a lost one.
+"""Follows the placement map of the group for one engine.
 
-What the core made of it comes back with the rounds (`take`). Neither a map that does not fit nor an
-etcd that is away changes what the engine uses.
+It checks a new map, sends it to the core and restores a map that etcd has lost. The core's reports
+say whether a map is in use (`handle_report`). A map that does not fit, or an etcd that is
+unavailable, changes nothing.
 """
 
 import asyncio
@@ -30,11 +31,11 @@ _RETRY_S = 1.0
 
 
 class PlacementWatcher:
-    """The engine's side of the map.
+    """Keeps one engine on the newest map of its group.
 
     Args:
-        send: to the core; never blocks.
-        changed: `applied` is another one now; returns at once.
+        send: sends a placement to the core; never blocks.
+        on_applied: called when `applied` has changed; must return at once.
     """
 
     def __init__(
@@ -45,86 +46,86 @@ class PlacementWatcher:
         model_revision: str,
         shape: ExpertShape,
         send: Callable[[ExpertPlacement], None],
-        changed: Callable[[], None],
+        on_applied: Callable[[], None],
     ) -> None:
         self._store = store
         self._model_revision = model_revision
         self._shape = shape
         self._send = send
-        self._changed = changed
+        self._on_applied = on_applied
         self.applied = Applied(engine_id=engine_id, version=0)
-        self._known: PlacementMap | None = None
+        """The version in use and the last refusal, as this engine publishes them."""
+        self._newest: PlacementMap | None = None
         """The newest map of the group that could be read, whether it fits or not."""
         self._in_use: PlacementMap | None = None
         self._sent: dict[int, PlacementMap] = {}
 
     async def run(self) -> None:
-        """For ever; ends by being cancelled."""
+        """Follow the map until cancelled."""
         while True:
             try:
-                await self._follow()
+                await self._watch_map()
             except (EtcdError, MapTooLargeError) as error:
-                log.warning("the placement could not be restored: %s", error)
+                log.warning("the placement map could not be restored: %s", error)
             await asyncio.sleep(_RETRY_S)
 
-    def take(self, report: RoundReport) -> None:
-        """What the core says of maps."""
+    def handle_report(self, report: RoundReport) -> None:
+        """Take the placement version in use, or a refusal, from a report of the core."""
         version, rejected = report.placement_version, report.placement_rejected
         if version != self.applied.version:
             log.info("placement %d is in use", version)
             self._in_use = self._sent.get(version, self._in_use)
             self._sent = {v: m for v, m in self._sent.items() if v > version}
-            self._set(replace(self.applied, version=version))
-        newest = 0 if self._known is None else self._known.version
+            self._set_applied(replace(self.applied, version=version))
+        newest = 0 if self._newest is None else self._newest.version
         if rejected is not None and rejected.version >= newest:
             self._reject(rejected.version, rejected.reason)
 
-    async def _follow(self) -> None:
+    async def _watch_map(self) -> None:
         key = self._store.keys.map
         async with aclosing(self._store.etcd.watch_prefix(key)) as items:
             async for item in items:
                 match item:
                     case Listing():
-                        await self._look(item.items.get(key))
+                        await self._handle_value(item.items.get(key))
                     case Changes():
-                        # A batch is whole transactions: only what stands at its end counts.
-                        last = [change for change in item.changes if change.key == key][-1:]
-                        for change in last:
-                            await self._look(change.value)
+                        changes = [change for change in item.changes if change.key == key]
+                        if changes:  # whole transactions: only the last value counts
+                            await self._handle_value(changes[-1].value)
                     case Lost():
-                        log.warning("watch of the placement lost: %s", item.reason)
+                        log.warning("watch of the placement map lost: %s", item.reason)
 
-    async def _look(self, found: KeyValue | None) -> None:
-        known = self._known
+    async def _handle_value(self, found: KeyValue | None) -> None:
+        newest = self._newest
         if found is None:
-            if known is not None:
-                await self._restore(known, 0)
+            if newest is not None:
+                await self._restore(newest, 0)
             return
         try:
             placement = decode(found.value, PlacementMap)
         except MapFormatError as error:
-            self._reject(version_in(found.value), f"it cannot be read: {error}")
+            self._reject(version_in(found.value), f"the map cannot be read: {error}")
             return
-        if known is None or placement.version > known.version:
-            self._known = placement
-            self._consider(placement)
-        elif placement != known:
-            await self._restore(_newer_of(placement, known), found.mod_revision)
+        if newest is None or placement.version > newest.version:
+            self._newest = placement
+            self._send_to_core(placement)
+        elif placement != newest:
+            await self._restore(_map_to_restore(placement, newest), found.mod_revision)
 
     async def _restore(self, placement: PlacementMap, mod_revision: int) -> None:
-        """etcd was emptied or set back; versions that engines have seen must not come again."""
+        """Write a map that etcd has lost: a version that engines have seen is never used again."""
         earlier = [] if self._in_use is None else [self._in_use]
         if await self._store.restore(placement, earlier, mod_revision):
-            log.warning("etcd had lost the placement: version %d restored", placement.version)
+            log.warning("etcd had lost the placement map: restored version %d", placement.version)
 
-    def _consider(self, placement: PlacementMap) -> None:
+    def _send_to_core(self, placement: PlacementMap) -> None:
         problem = problem_with(placement, self._shape, self._model_revision)
         if problem is not None:
             self._reject(placement.version, problem)
             return
-        log.info("placement %d by %s goes to the core", placement.version, placement.author)
+        log.info("placement %d by %s sent to the core", placement.version, placement.author)
         self._sent[placement.version] = placement
-        self._set(replace(self.applied, rejected=None))
+        self._set_applied(replace(self.applied, rejected=None))
         self._send(placement.for_core())
 
     def _reject(self, version: int, reason: str) -> None:
@@ -132,21 +133,21 @@ class PlacementWatcher:
             "placement %d refused, %d stays in use: %s", version, self.applied.version, reason
         )
         self._sent.pop(version, None)
-        self._set(replace(self.applied, rejected=Rejection(version, reason)))
+        self._set_applied(replace(self.applied, rejected=Rejection(version, reason)))
 
-    def _set(self, applied: Applied) -> None:
+    def _set_applied(self, applied: Applied) -> None:
         if applied != self.applied:
             self.applied = applied
-            self._changed()
+            self._on_applied()
 
 
-def _newer_of(stored: PlacementMap, known: PlacementMap) -> PlacementMap:
-    """What should stand where etcd holds a version that engines have already passed.
+def _map_to_restore(stored: PlacementMap, newest: PlacementMap) -> PlacementMap:
+    """The map to write where etcd holds a version that engines have already passed.
 
-    A map made later than the known one was written to an emptied store, by somebody who saw none:
-    it keeps its content and gets the next version. One made before is from an older copy of the
-    store, and yields.
+    A stored map that was made later than the newest one was written to an emptied store, by an
+    author who saw no map: it keeps its content and gets the next version. A stored map that was
+    made earlier is from an older copy of the store and is replaced.
     """
-    if stored.created_unix_ms > known.created_unix_ms:
-        return replace(stored, version=known.version + 1)
-    return known
+    if stored.created_unix_ms > newest.created_unix_ms:
+        return replace(stored, version=newest.version + 1)
+    return newest

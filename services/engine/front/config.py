@@ -1,4 +1,4 @@
-"""What an engine process is told at start: the core's keys and those of its front."""
+"""The configuration keys of an engine: those of its core and those of its front."""
 
 from dataclasses import dataclass
 

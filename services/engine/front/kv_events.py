@@ -1,7 +1,7 @@
-"""Tells the KV-cache service which blocks this engine can reuse; never on the critical path.
+"""Publishes to the KV-cache service which blocks this engine can reuse, off the critical path.
 
-Batches are numbered within the epoch and kept until acknowledged, in bounded memory. What does not
-fit is dropped and made up for by a snapshot: the index asks for one when it misses a number.
+Batches are numbered within the epoch and kept until acknowledged, in bounded memory. When the log
+is full its batches are dropped; the index then sees a gap in the numbers and requests a snapshot.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Protocol
 import grpc
 
 from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
-from services.common.block_hash import INDEX_HASH_BYTES
+from services.common.block_hash import INDEX_HASH_BYTES, BlockHash, join_for_index
 from services.common.rpc import Membership
-from services.common.tasks import raise_if_cancelled
+from services.common.tasks import cancel_and_wait, raise_if_cancelled
 from services.engine.contract.messages import (
     CacheEvent,
     ClearedBlocks,
@@ -29,27 +29,27 @@ Batch = prefix_index_pb2.PublishRequest
 MAX_BATCHES = 2048
 MAX_HASHES_PER_BATCH = 4096
 HEARTBEAT_S = 2.0
-_SNAPSHOT_PATIENCE_S = 10.0
+_SNAPSHOT_TIMEOUT_S = 10.0
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _HISTORY = prefix_index_pb2.BLOCK_KIND_HISTORY
 
 
 class KvEventSink(Protocol):
-    """Where the pump puts what a round did to the cache."""
+    """Takes the changes of the block cache from the core's reports."""
 
-    def add(self, report: RoundReport) -> None:
-        """Take the report's events and snapshot; returns at once."""
+    def add_report(self, report: RoundReport) -> None:
+        """Queue the report's events or its snapshot; returns at once."""
 
 
 class NoKvEvents:
-    """For an engine without a KV-cache service."""
+    """The sink of an engine without a KV-cache service."""
 
-    def add(self, report: RoundReport) -> None:
-        """Nobody wants to know."""
+    def add_report(self, report: RoundReport) -> None:
+        """Drop the events."""
 
 
 class KvEventLog:
-    """Numbered batches that are not acknowledged yet; no I/O."""
+    """The numbered batches that are not acknowledged yet; no I/O."""
 
     def __init__(self, engine_id: str, epoch_ms: int, max_batches: int = MAX_BATCHES) -> None:
         self.num_dropped = 0
@@ -58,44 +58,44 @@ class KvEventLog:
         self._max_batches = max_batches
         self._sequence = 0
         self._unacked: deque[Batch] = deque()
-        # The first batch of an epoch clears what an earlier process of this name held.
+        # The first batch of an epoch clears the blocks of an earlier process with this engine id.
         self.append([ClearedBlocks()])
 
     @property
     def num_unacknowledged(self) -> int:
-        """Batches that wait, or were sent and not acknowledged."""
+        """Batches that are queued, or sent and not acknowledged."""
         return len(self._unacked)
 
     @property
     def last_sequence(self) -> int:
-        """Number of the newest batch."""
+        """The number of the newest batch."""
         return self._sequence
 
     def append(self, events: Iterable[CacheEvent]) -> None:
-        """Number a batch; with a full log all is dropped, so that the index misses a number."""
+        """Add a batch; a full log drops all its batches first, which the index sees as a gap."""
         if len(self._unacked) >= self._max_batches:
             self.num_dropped += len(self._unacked)
             self._unacked.clear()
-        self._number(Batch(events=map(_event, events)))
+        self._append_numbered(Batch(events=map(_event, events)))
 
-    def replace(self, chains: Iterable[StoredBlocks]) -> None:
-        """A snapshot: it says all that the engine holds, so whatever waits is void."""
+    def replace_with_snapshot(self, chains: Iterable[StoredBlocks]) -> None:
+        """Drop the queued batches and add a snapshot, which lists all blocks of the engine."""
         self._unacked.clear()
         parts = list(_parts(chains)) or [[]]
         for index, part in enumerate(parts):
             snapshot = prefix_index_pb2.SnapshotPart(part=index, last=index == len(parts) - 1)
-            self._number(Batch(events=map(_event, part), snapshot=snapshot))
+            self._append_numbered(Batch(events=map(_event, part), snapshot=snapshot))
 
     def acknowledge(self, sequence: int) -> None:
-        """Every batch up to this one is in the store."""
+        """Drop the batches up to this number: the index has stored them."""
         while self._unacked and self._unacked[0].sequence <= sequence:
             self._unacked.popleft()
 
-    def after(self, sequence: int) -> list[Batch]:
-        """The batches that come after this number, oldest first."""
+    def batches_after(self, sequence: int) -> list[Batch]:
+        """The batches with a higher number, oldest first."""
         return [batch for batch in self._unacked if batch.sequence > sequence]
 
-    def _number(self, batch: Batch) -> None:
+    def _append_numbered(self, batch: Batch) -> None:
         self._sequence += 1
         batch.engine_id, batch.epoch_ms = self._engine_id, self._epoch_ms
         batch.sequence = self._sequence
@@ -103,7 +103,13 @@ class KvEventLog:
 
 
 class KvEventPublisher:
-    """Keeps one Publish stream to the KV-cache service open, for ever."""
+    """Keeps a Publish stream to the KV-cache service open and sends the log over it.
+
+    Args:
+        request_snapshot: makes the core list its blocks in one of the next reports.
+        heartbeat_s: an idle engine sends an empty batch at this interval, so that an index that
+            was emptied sees the gap in the numbers.
+    """
 
     def __init__(
         self,
@@ -111,30 +117,27 @@ class KvEventPublisher:
         membership: Membership,
         events: KvEventLog,
         *,
-        ask_core: Callable[[], None],
+        request_snapshot: Callable[[], None],
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """Args:
-        ask_core: makes the core list its blocks in a coming report.
-        heartbeat_s: an idle engine sends an empty batch this often, so that a store that was
-            emptied finds out that it misses something.
-        """
         self.stale = False
+        """Whether another process with this engine id started later; nothing is sent then."""
         self._address = address
         self._membership = membership
         self._events = events
-        self._ask_core = ask_core
+        self._request_core_snapshot = request_snapshot
         self._heartbeat_s = heartbeat_s
-        self._snapshot_until: float | None = None
+        self._snapshot_due: float | None = None
+        """Loop time at which an awaited snapshot is requested again; None if none is awaited."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Begin to publish in the background."""
         self._task = asyncio.create_task(self._run(), name="kv-events")
 
     async def ended(self) -> None:
-        """Return when nothing will be published any more."""
+        """Return when publishing has ended."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
@@ -142,17 +145,16 @@ class KvEventPublisher:
         """End the stream; idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+            await cancel_and_wait(task)
 
-    def add(self, report: RoundReport) -> None:
-        """Queue one round's events, or the snapshot that was asked for."""
+    def add_report(self, report: RoundReport) -> None:
+        """Queue one round's events, or the requested snapshot; returns at once."""
         if self.stale:
             return
         if report.snapshot is not None:
-            self._snapshot_until = None
-            self._events.replace(report.snapshot)
-        elif report.cache_events and self._snapshot_until is None:
+            self._snapshot_due = None
+            self._events.replace_with_snapshot(report.snapshot)
+        elif report.cache_events and self._snapshot_due is None:
             self._events.append(report.cache_events)
         else:
             return
@@ -171,76 +173,78 @@ class KvEventPublisher:
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
 
     async def _publish(self, stub: prefix_index_pb2_grpc.PrefixIndexStub, *, quiet: bool) -> bool:
-        """One stream to its end; whether it was ever answered."""
+        """Run one stream to its end; returns whether it got any answer."""
         connected = False
         try:
             answers = stub.Publish(self._batches(), metadata=self._membership.metadata)
             async for answer in answers:
                 connected = True
-                self._hear(answer)
+                self._handle_answer(answer)
                 if self.stale:
                     answers.cancel()
                     return True
         except grpc.aio.AioRpcError as error:
             if connected or not quiet:
-                log.warning("the KV-cache service is away: %s", error.details())
+                log.warning("the KV-cache service is unavailable: %s", error.details())
         return connected
 
     async def _batches(self) -> AsyncIterator[Batch]:
         sent = 0
         while True:
-            for batch in self._events.after(sent):
+            for batch in self._events.batches_after(sent):
                 yield batch
                 sent = batch.sequence
             self._wake.clear()
-            # Not by the last number: what an earlier stream had acknowledged is no longer kept.
-            if self._events.after(sent):
+            # Checked by content, not by the last number: acknowledged batches are no longer kept.
+            if self._events.batches_after(sent):
                 continue
             try:
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._wake.wait()
             except TimeoutError:
-                self._beat()
+                self._send_heartbeat()
 
-    def _beat(self) -> None:
-        if self._snapshot_until is None:
+    def _send_heartbeat(self) -> None:
+        if self._snapshot_due is None:
             self._events.append(())
-        elif asyncio.get_running_loop().time() > self._snapshot_until:
-            self._want_snapshot()
+        elif asyncio.get_running_loop().time() > self._snapshot_due:
+            self._request_snapshot()
 
-    def _hear(self, answer: prefix_index_pb2.PublishResponse) -> None:
+    def _handle_answer(self, answer: prefix_index_pb2.PublishResponse) -> None:
         self._events.acknowledge(answer.acked_sequence)
         if answer.stale_epoch:
             self.stale = True
-            log.error("another process with this engine's id has started later: no more events")
-        elif answer.need_snapshot and self._snapshot_until is None:
-            self._want_snapshot()
+            log.error(
+                "another process with this engine_id has started later; this one publishes no "
+                "more block events"
+            )
+        elif answer.need_snapshot and self._snapshot_due is None:
+            self._request_snapshot()
 
-    def _want_snapshot(self) -> None:
-        self._snapshot_until = asyncio.get_running_loop().time() + _SNAPSHOT_PATIENCE_S
-        self._ask_core()
+    def _request_snapshot(self) -> None:
+        self._snapshot_due = asyncio.get_running_loop().time() + _SNAPSHOT_TIMEOUT_S
+        self._request_core_snapshot()
 
 
 def _event(event: CacheEvent) -> prefix_index_pb2.BlockEvent:
     wire = prefix_index_pb2.BlockEvent()
     if isinstance(event, StoredBlocks):
-        wire.stored.block_hashes = _join(event.hashes)
+        wire.stored.block_hashes = join_for_index(map(BlockHash, event.hashes))
         wire.stored.parent = (event.parent or b"")[:INDEX_HASH_BYTES]
         wire.stored.kind = _HISTORY
     elif isinstance(event, RemovedBlocks):
-        wire.removed.block_hashes = _join(event.hashes)
+        wire.removed.block_hashes = join_for_index(map(BlockHash, event.hashes))
         wire.removed.kind = _HISTORY
     else:
         wire.cleared.SetInParent()
     return wire
 
 
-def _join(hashes: Iterable[bytes]) -> bytes:
-    return b"".join(block_hash[:INDEX_HASH_BYTES] for block_hash in hashes)
-
-
 def _parts(chains: Iterable[StoredBlocks]) -> Iterable[list[StoredBlocks]]:
-    """Chains in groups of a bounded number of hashes; a long chain is cut and linked by parent."""
+    """Split chains into groups of a bounded number of hashes.
+
+    The second part of a chain that is cut has the last hash of the first part as its parent.
+    """
     part: list[StoredBlocks] = []
     room = MAX_HASHES_PER_BATCH
     for chain in chains:

@@ -1,4 +1,4 @@
-"""The engine's load as others see it, and whether the core still makes progress."""
+"""The engine's load as the balancer sees it, and whether the core still makes progress."""
 
 import asyncio
 import time
@@ -8,14 +8,21 @@ from inferfleet_proto.internal.v1 import engine_pb2
 from services.common.retry_after import retry_after_s
 from services.engine.contract.messages import Load
 
-_LEAST_INTERVAL_S = 0.02
-_MOST_INTERVAL_S = 1.0
-_ROUNDS_ALLOWED = 10
-_OLD_NUMBERS_S = 1.0
+_MIN_INTERVAL_S = 0.02
+_MAX_INTERVAL_S = 1.0
+_STALL_ROUNDS = 10
+_STALE_LOAD_S = 1.0
+_MAX_RETRY_AFTER_S = 30.0
 
 
-class LoadBoard:
-    """Holds the newest load; written by the front's pump, read by any number of watchers."""
+class LoadState:
+    """The newest load of the engine. `OpenRequests` writes it, any number of watchers read it.
+
+    Args:
+        count_open: number of requests that were sent to the core and have not ended.
+        stall_s: the core counts as stalled after this long without a round, or after 10 times its
+            longest round if that is longer.
+    """
 
     def __init__(
         self,
@@ -23,49 +30,52 @@ class LoadBoard:
         epoch_ms: int,
         *,
         stall_s: float,
+        count_open: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.draining = False
-        self.load = Load()
-        self.placement_version = 0
-        self.count_open: Callable[[], int] = lambda: 0
-        """How many requests the core has been given and has not ended; set by the front."""
-        self._engine_id = engine_id
         self.epoch_ms = epoch_ms
+        self._engine_id = engine_id
         self._stall_s = stall_s
+        self._count_open = count_open
         self._clock = clock
+        self._load = Load()
+        self._placement_version = 0
+        self._draining = False
         self._sequence = 0
         self._busy_since: float | None = None
         self._longest_round_s = 0.0
         self._changed = asyncio.Condition()
 
-    async def update(self, load: Load, *, num_open: int, placement_version: int = 0) -> None:
-        """A round ended: take its load, the number of requests the core still holds, and the
-        version of the map of experts it ran with."""
+    @property
+    def draining(self) -> bool:
+        """Whether the engine refuses new requests."""
+        return self._draining
+
+    @property
+    def placement_version(self) -> int:
+        """Version of the expert placement that the last round ran with."""
+        return self._placement_version
+
+    async def record_round(self, load: Load, *, placement_version: int = 0) -> None:
+        """Store the load after a round; wakes the watchers if something changed."""
         now = self._clock()
         if self._busy_since is not None:
             self._longest_round_s = max(self._longest_round_s, now - self._busy_since)
-        self._busy_since = now if num_open else None
-        changed = (load, placement_version) != (self.load, self.placement_version)
-        self.load, self.placement_version = load, placement_version
+        self._busy_since = now if self._count_open() else None
+        changed = (load, placement_version) != (self._load, self._placement_version)
+        self._load, self._placement_version = load, placement_version
         if changed:
-            await self.notify()
+            await self._notify()
 
-    def work_arrived(self) -> None:
-        """The core was given a request; if it was idle, its progress is measured from now."""
+    def record_request(self) -> None:
+        """A request was sent to the core; if the core was idle, progress is measured from now."""
         if self._busy_since is None:
             self._busy_since = self._clock()
 
     async def set_draining(self) -> None:
-        """No new work is taken from now on."""
-        self.draining = True
-        await self.notify()
-
-    async def notify(self) -> None:
-        """Wake the watchers."""
-        async with self._changed:
-            self._sequence += 1
-            self._changed.notify_all()
+        """Report that the engine refuses new requests from now on."""
+        self._draining = True
+        await self._notify()
 
     @property
     def progress_age_s(self) -> float:
@@ -74,20 +84,20 @@ class LoadBoard:
 
     @property
     def stalled(self) -> bool:
-        """Whether that is longer than a long round explains."""
-        return self.progress_age_s > max(self._stall_s, _ROUNDS_ALLOWED * self._longest_round_s)
+        """Whether the core has gone without a round for longer than a long round takes."""
+        return self.progress_age_s > max(self._stall_s, _STALL_ROUNDS * self._longest_round_s)
 
     @property
     def retry_after_s(self) -> float:
-        """When a refused request may come back, by the measured rate of the queue's end."""
-        return retry_after_s(1, self.load.drain_requests_per_s, at_most_s=30.0)
+        """Seconds after which a refused request should be repeated: until one request ends."""
+        return retry_after_s(1, self._load.drain_requests_per_s, at_most_s=_MAX_RETRY_AFTER_S)
 
     def report(self) -> engine_pb2.LoadReport:
-        """The contract's message of this moment."""
-        load, waiting = self.load, self.load.waiting_requests
-        if self.progress_age_s > _OLD_NUMBERS_S:
-            # The core's numbers are those of its last round; what came since waits.
-            waiting = max(waiting, self.count_open() - load.running_requests)
+        """The load at this moment as a message of the Engine service."""
+        load, waiting = self._load, self._load.waiting_requests
+        if self.progress_age_s > _STALE_LOAD_S:
+            # The load is that of the last round; requests that arrived since then are waiting.
+            waiting = max(waiting, self._count_open() - load.running_requests)
         return engine_pb2.LoadReport(
             engine_id=self._engine_id,
             epoch_ms=self.epoch_ms,
@@ -100,23 +110,28 @@ class LoadBoard:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_round_s=load.decode_round_s,
             last_progress_age_s=self.progress_age_s,
-            draining=self.draining,
-            placement_version=self.placement_version,
+            draining=self._draining,
+            placement_version=self._placement_version,
             drain_requests_per_s=load.drain_requests_per_s,
         )
 
     async def watch(self) -> AsyncGenerator[engine_pb2.LoadReport, None]:
-        """A report at once, then at each change (at most 50 a second), at least one a second."""
+        """Yield a report at once, then after each change: at most 50 and at least 1 per second."""
         while True:
             seen = self._sequence
             yield self.report()
-            await asyncio.sleep(_LEAST_INTERVAL_S)
+            await asyncio.sleep(_MIN_INTERVAL_S)
             try:
-                async with asyncio.timeout(_MOST_INTERVAL_S):
-                    await self._wait_beyond(seen)
+                async with asyncio.timeout(_MAX_INTERVAL_S):
+                    await self._wait_change(seen)
             except TimeoutError:
                 continue
 
-    async def _wait_beyond(self, sequence: int) -> None:
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._sequence += 1
+            self._changed.notify_all()
+
+    async def _wait_change(self, sequence: int) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: self._sequence != sequence)

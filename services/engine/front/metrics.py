@@ -1,4 +1,4 @@
-"""What an engine tells Prometheus; names of the GenAI conventions where there is one."""
+"""The engine's Prometheus metrics, named by the OpenTelemetry GenAI conventions where possible."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class FrontMetrics:
-    """One registry per engine; nothing global, so that a process may hold several."""
+class EngineMetrics:
+    """The metrics of one engine in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -70,12 +70,12 @@ class FrontMetrics:
             registry=r,
         )
 
-    def ready(self, ready: CoreReady) -> None:
-        """Facts that never change."""
+    def set_capacity(self, ready: CoreReady) -> None:
+        """Set the number of blocks, which never changes."""
         self._gauges["total_blocks"].set(ready.num_blocks)
 
     def watch_kv_events(self, events: KvEventLog) -> None:
-        """Show how far the prefix index is behind."""
+        """Add gauges of the batches that the KV-cache service has not acknowledged."""
         unacknowledged = Gauge(
             "inferfleet_engine_kv_event_batches_unacknowledged",
             "Batches of block events that the KV-cache service has not acknowledged",
@@ -89,29 +89,34 @@ class FrontMetrics:
         )
         dropped.set_function(lambda: events.num_dropped)
 
-    def tokens(self, times: RequestTimes, num_tokens: int) -> None:
-        """An output arrived; also moves the request's own clock."""
+    def count_tokens(self, times: RequestTimes, num_tokens: int) -> None:
+        """Count one output's tokens and record them in the request's times."""
         if not num_tokens:
             return
         before = times.last_token_ns
-        times.token()
+        times.record_token()
         self._output_tokens.inc(num_tokens)
         if before is None:
             self._ttft.observe(times.time_to_first_token_s or 0.0)
         else:
             self._itl.observe(max(0, (times.last_token_ns or before) - before) / 1e9 / num_tokens)
 
-    def round(self, report: RoundReport) -> None:
-        """One round's load and preemptions."""
+    def count_round(self, report: RoundReport) -> None:
+        """Set the gauges from a round's load; count the round and its preemptions."""
         for name, gauge in self._gauges.items():
             gauge.set(getattr(report.load, name))
         self._rounds.inc()
-        preempted = sum("preempted" in mark.detail for mark in report.marks)
+        preempted = sum(mark.preempted for mark in report.marks)
         if preempted:
             self._preemptions.inc(preempted)
 
-    def ended(self, code: str, stream: RequestStream | None, duration_s: float) -> None:
-        """A request ended with this gRPC status name."""
+    def count_request(self, code: str, stream: RequestStream | None, duration_s: float) -> None:
+        """Count a request that ended.
+
+        Args:
+            code: name of its gRPC status.
+            stream: None if the request was refused.
+        """
         reasons = stream.finish_reasons if stream is not None else []
         self._requests.labels(code, reasons[0] if reasons and code == "OK" else "").inc()
         self._duration.observe(duration_s)

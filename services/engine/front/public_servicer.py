@@ -1,5 +1,7 @@
-"""The public Inference service of a single engine, without a gateway: text and chat in, the same
-stream out."""
+"""The public gRPC service Inference on a single engine, without a gateway.
+
+It takes text and chats as well as token ids, and returns the same events as the internal service.
+"""
 
 import asyncio
 import time
@@ -13,19 +15,19 @@ from services.common import errors, rpc
 from services.common.service import telemetry
 from services.common.text import TextAssets, Tokenizer, chat_ids, render_chat, template_of
 from services.engine.front.request_translation import ModelFacts, check_model
-from services.engine.front.servicer import RunCall, ServerContext, send_identity
+from services.engine.front.servicer import RequestRunner, ServerContext, send_identity
 
-# Tokenising this much takes a while; off the loop, other streams do not notice.
+# Longer texts are tokenized on a thread, so that other streams are not delayed.
 _LONG_TEXT_CHARS = 2_000
 
 
 class PublicServicer(inference_pb2_grpc.InferenceServicer):
-    """inferfleet.v1.Inference on one engine; every caller is the anonymous tenant."""
+    """inferfleet.v1.Inference on one engine; all callers belong to the anonymous tenant."""
 
     def __init__(
-        self, run: RunCall, facts: ModelFacts, assets: TextAssets, tokenizer: Tokenizer
+        self, runner: RequestRunner, facts: ModelFacts, assets: TextAssets, tokenizer: Tokenizer
     ) -> None:
-        self._run = run
+        self._runner = runner
         self._facts = facts
         self._tokenizer = tokenizer
         self._template = template_of(assets)
@@ -34,7 +36,7 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: ServerContext
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """One request, a stream of events."""
+        """Run one request and stream its events."""
         async with aclosing(self._events(request, context)) as event_stream:
             async for event in event_stream:
                 yield event
@@ -42,25 +44,25 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
     async def Complete(
         self, request: inference_pb2.GenerateRequest, context: ServerContext
     ) -> inference_pb2.CompleteResponse:
-        """The same, in one message."""
+        """Run one request and return the whole answer in one message."""
         answer = inference_pb2.CompleteResponse()
         async with aclosing(self._events(request, context)) as event_stream:
             async for event in event_stream:
-                _collect(answer, event)
+                _add_event(answer, event)
         return answer
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: object
     ) -> inference_pb2.TokenizeResponse:
-        """The ids that a prompt would have."""
+        """Return the token ids of a prompt."""
         check_model(request.model, self._facts)
-        token_ids, rendered = await self._tokenise(request)
+        token_ids, rendered = await self._tokenize(request)
         return inference_pb2.TokenizeResponse(token_ids=token_ids, rendered=rendered)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: object
     ) -> inference_pb2.DetokenizeResponse:
-        """The text of token ids."""
+        """Return the text of token ids."""
         check_model(request.model, self._facts)
         for index, token_id in enumerate(request.token_ids):
             if token_id >= self._facts.vocab_size:
@@ -78,7 +80,7 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: object
     ) -> inference_pb2.ListModelsResponse:
-        """The one model of this engine."""
+        """List the one model of this engine."""
         facts = self._facts
         model = inference_pb2.Model(
             name=facts.model,
@@ -98,9 +100,9 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
         await send_identity(context, self._facts.engine_id, request.request_id)
         check_model(request.model, self._facts)
         if request.WhichOneof("prompt") in ("text", "chat"):
-            token_ids, _ = await self._tokenise(request)
+            token_ids, _ = await self._tokenize(request)
             request.token_ids.ids[:] = token_ids
-        groups = self._run.events(
+        groups = self._runner.events(
             engine_pb2.EngineRequest(request=request),
             parent=telemetry.extract(metadata),
             remaining_s=rpc.remaining_s(context),
@@ -110,7 +112,7 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
                 for event in events:
                     yield event
 
-    async def _tokenise(
+    async def _tokenize(
         self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
     ) -> tuple[list[int], str]:
         kind = request.WhichOneof("prompt")
@@ -134,8 +136,7 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
 
 
 def _check_tools(chat: inference_pb2.Chat) -> None:
-    """Calls are not parsed here: who gives the model tools to call is told so, not left with
-    their text."""
+    """Refuse tools: an engine does not parse tool calls, so they would arrive as text."""
     modes = inference_pb2.ToolChoice
     if chat.tool_choice.mode in (modes.MODE_REQUIRED, modes.MODE_NAMED):
         field = "chat.tool_choice"
@@ -144,11 +145,13 @@ def _check_tools(chat: inference_pb2.Chat) -> None:
     else:
         return
     raise errors.InvalidArgumentError.for_field(
-        field, "calling tools is not served; only tool_choice MODE_NONE is"
+        field, "a single engine serves no tool calls; set tool_choice to MODE_NONE or use a gateway"
     )
 
 
-def _collect(answer: inference_pb2.CompleteResponse, event: inference_pb2.GenerateResponse) -> None:
+def _add_event(
+    answer: inference_pb2.CompleteResponse, event: inference_pb2.GenerateResponse
+) -> None:
     kind = event.WhichOneof("event")
     if kind == "started":
         started = event.started

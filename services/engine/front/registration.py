@@ -1,6 +1,5 @@
-"""The engine's own entry in the fleet's registry: what it is, under its lease in etcd."""
+"""The engine's record in the fleet's registry: what the engine is, under its lease in etcd."""
 
-import dataclasses
 import re
 import secrets
 
@@ -13,39 +12,25 @@ from services.common.etcd.registry import ENGINES_PREFIX, Registration
 from services.common.text import TextAssets
 from services.engine.contract.messages import CoreReady
 from services.engine.front.config import FrontConfig
-from services.engine.front.load_report import LoadBoard
+from services.engine.front.load_report import LoadState
 
-_WILDCARDS = ("0.0.0.0", "::", "[::]")
 _ENGINE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def engine_id_of(config: FrontConfig) -> str:
-    """The configured name, or a new one.
+def choose_engine_id(config: FrontConfig) -> str:
+    """Return the configured engine id, or a generated one.
 
     Raises:
-        ConfigError: the name cannot be a part of a key.
+        ConfigError: the configured id has other characters than an etcd key may have.
     """
     if not config.engine_id:
         return f"engine-{secrets.token_hex(4)}"
     if not _ENGINE_ID.fullmatch(config.engine_id):
         raise ConfigError(
-            f"engine_id: letters, digits, '.', '_' and '-', at most 64; got {config.engine_id!r}"
+            "engine_id: must be at most 64 letters, digits, '.', '_' or '-' and begin with a "
+            f"letter or digit, got {config.engine_id!r}"
         )
     return config.engine_id
-
-
-def reachable_address(config: FrontConfig, address: str) -> str:
-    """What others are told to connect to.
-
-    Raises:
-        ConfigError: nobody else could use it.
-    """
-    if config.etcd and not config.advertise and config.host in _WILDCARDS:
-        raise ConfigError(
-            f"advertise: needed, because host is {config.host} and others learn this "
-            "address from etcd"
-        )
-    return config.advertise or address
 
 
 def engine_info(
@@ -57,70 +42,67 @@ def engine_info(
     epoch_ms: int,
     address: str,
 ) -> engine_pb2.EngineInfo:
-    """What GetInfo answers and the registry holds."""
+    """The record that GetInfo returns and the registry holds."""
     return engine_pb2.EngineInfo(
         engine_id=engine_id,
         epoch_ms=epoch_ms,
         address=address,
-        model=ready.model,
-        model_revision=ready.model_revision,
+        model=ready.info.model,
+        model_revision=ready.info.model_revision,
         hash_namespace=ready.hash_namespace,
-        numerics_id=ready.numerics_id,
+        numerics_id=ready.info.numerics_id,
         block_size=ready.block_size,
         num_blocks=ready.num_blocks,
         max_model_len=ready.max_model_len,
         max_num_seqs=config.max_num_seqs,
-        vocab_size=ready.vocab_size,
+        vocab_size=ready.info.vocab_size,
         tokenizer_digest=assets.digest,
         dtype=config.dtype,
         deterministic=config.deterministic,
         role="both",
-        eos_token_ids=ready.eos_token_ids,
+        eos_token_ids=ready.info.eos_token_ids,
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
     )
 
 
-@dataclasses.dataclass
 class RegistryEntry:
-    """Keeps the engine's key for ever; owns its etcd, does nothing without one."""
+    """Keeps the engine's record in etcd up to date; does nothing without etcd.
 
-    info: engine_pb2.EngineInfo
-    board: LoadBoard
-    etcd: Etcd | None
-    registration: Registration | None = None
+    Args:
+        etcd: None for an engine that registers nowhere.
+    """
+
+    def __init__(
+        self, info: engine_pb2.EngineInfo, load_state: LoadState, etcd: Etcd | None
+    ) -> None:
+        self._info = info
+        self._load_state = load_state
+        self._etcd = etcd
+        self._registration: Registration | None = None
 
     async def start(self) -> None:
-        """Begin to register; returns at once, also with etcd away."""
-        if self.etcd is None:
+        """Begin to register in the background; returns at once, also if etcd is unavailable."""
+        if self._etcd is None:
             return
-        key = ENGINES_PREFIX + self.info.engine_id
-        self.registration = Registration(self.etcd, key, self.value)
-        await self.registration.start()
-
-    def current(self) -> engine_pb2.EngineInfo:
-        """The entry of this moment."""
-        self.info.draining = self.board.draining
-        self.info.placement_version = self.board.placement_version
-        return self.info
-
-    def value(self) -> bytes:
-        """The same as proto JSON."""
-        text = json_format.MessageToJson(
-            self.current(), preserving_proto_field_name=True, indent=None
-        )
-        return text.encode()
+        key = ENGINES_PREFIX + self._info.engine_id
+        self._registration = Registration(self._etcd, key, self._encode)
+        await self._registration.start()
 
     async def refresh(self) -> None:
-        """The drain flag changed."""
-        if self.registration is not None:
-            await self.registration.refresh()
+        """Write the record again: the drain flag or the placement version changed."""
+        if self._registration is not None:
+            await self._registration.refresh()
 
     async def stop(self) -> None:
-        """Take the entry out; idempotent."""
-        registration, self.registration = self.registration, None
-        etcd, self.etcd = self.etcd, None
+        """Delete the record; idempotent."""
+        registration, self._registration = self._registration, None
         if registration is not None:
             await registration.stop()
-        if etcd is not None:
-            await etcd.close()
+
+    def _encode(self) -> bytes:
+        """The current record as proto JSON."""
+        self._info.draining = self._load_state.draining
+        self._info.placement_version = self._load_state.placement_version
+        text = json_format.MessageToJson(self._info, preserving_proto_field_name=True, indent=None)
+        return text.encode()

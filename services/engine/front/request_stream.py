@@ -1,13 +1,18 @@
-"""One open request: between the core, which never waits for it, and a reader, which may be slow.
+"""One open request: takes the core's outputs and gives the client's events.
 
-Deltas wait here and join; past the limit the stream fails, so a reader that stops delays nobody.
+The core never waits for a client. Deltas that the client has not read are joined; beyond the
+buffer limit the stream fails.
 """
 
 import asyncio
-from collections.abc import Callable
 
 from inferfleet_proto.v1 import inference_pb2
-from services.common.errors import AbortedError, FleetError, ResourceExhaustedError
+from services.common.errors import (
+    AbortedError,
+    FleetError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from services.engine.contract.messages import ChoiceOutput
 from services.engine.front.request_times import RequestTimes
 from services.engine.front.request_translation import AcceptedRequest, ModelFacts
@@ -18,9 +23,15 @@ Events = list[inference_pb2.GenerateResponse]
 
 
 class RequestStream:
-    """The events of one request. `add` and `fail` come from the core's side, `take` is the
-    reader's; nothing is given out before the first token, so that until then another engine can
-    take the request over unseen."""
+    """The events of one request.
+
+    The core's side calls `add_output` and `fail`, the client's side `next_events`. There are no
+    events before the first token: until then the balancer can move the request to another engine.
+
+    Args:
+        key: the request's key in the messages to the core.
+        buffer_tokens: unread tokens of one choice beyond which the stream fails.
+    """
 
     def __init__(
         self,
@@ -36,9 +47,9 @@ class RequestStream:
         self.request = request
         self.times = times
         self.num_cached_tokens = 0
-        self.in_core = set(range(request.params.n)) - set(request.finished_choices)
-        """Choices that the core still runs."""
         self.error: FleetError | None = None
+        self._in_core = set(range(request.params.n)) - set(request.finished_choices)
+        """Choices that the core still runs."""
         self._facts = facts
         self._tokens = tokens
         self._buffer_tokens = buffer_tokens
@@ -48,63 +59,84 @@ class RequestStream:
         self._summary_sent = False
         self._overflowed = False
         self._changed = asyncio.Event()
-        self._choices = [self._choice(index) for index in range(request.params.n)]
+        self._choices = [self._make_choice(index) for index in range(request.params.n)]
 
     @property
     def num_completion_tokens(self) -> int:
-        """Of all choices, end tokens included."""
+        """Output tokens of all choices, end tokens included."""
         return sum(choice.num_tokens for choice in self._choices)
 
     @property
     def complete(self) -> bool:
-        """Whether every choice has its end."""
+        """Whether every choice has ended."""
         return all(choice.finished is not None for choice in self._choices)
 
     @property
     def started(self) -> bool:
-        """Whether anything was given to the reader."""
+        """Whether the client has read any event."""
         return self._num_sent > 0
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Names of the choices' ends so far."""
+        """Finish reasons of the choices that have ended, without the prefix FINISH_REASON_."""
         name = inference_pb2.FinishReason.Name
         ends = (choice.finished for choice in self._choices)
         return [name(end.reason).removeprefix("FINISH_REASON_") for end in ends if end is not None]
 
     def has_ended(self, choice: int) -> bool:
-        """Whether that choice has its end."""
+        """Whether that choice has ended."""
         return self._choices[choice].finished is not None
 
-    def add(self, output: ChoiceOutput) -> None:
-        """Take one round's output of one choice."""
+    @property
+    def in_core(self) -> bool:
+        """Whether the core still runs a choice of this request."""
+        return bool(self._in_core)
+
+    def end_choice_in_core(self, choice: int) -> bool:
+        """Record that the core need not run this choice any more; returns whether it did."""
+        ran = choice in self._in_core
+        self._in_core.discard(choice)
+        return ran
+
+    def leave_core(self) -> bool:
+        """Record that the core need not run this request any more; returns whether it did."""
+        ran = bool(self._in_core)
+        self._in_core.clear()
+        return ran
+
+    def add_output(self, output: ChoiceOutput) -> None:
+        """Add one round's output of one choice."""
         if self.error is not None or output.choice >= len(self._choices):
             return
         if self._started is None:
-            self._start(output)
+            self._make_started(output)
         choice = self._choices[output.choice]
-        choice.add(output)
+        choice.add_output(output)
         if choice.num_pending > self._buffer_tokens:
             self._overflowed = True
             self.fail(
                 ResourceExhaustedError(
-                    f"the reader is {choice.num_pending} tokens behind; at most "
-                    f"{self._buffer_tokens} are kept for it",
+                    f"the client has not read {choice.num_pending} tokens; at most "
+                    f"{self._buffer_tokens} are buffered",
                     reason="READER_TOO_SLOW",
                 )
             )
         self._changed.set()
 
     def fail(self, error: FleetError) -> None:
-        """End with a status; the first one counts."""
+        """End the stream with a status; the first one counts."""
         if self.error is None and not self.complete:
             self.error = error
             self._changed.set()
 
-    def breaks(self, make: Callable[..., FleetError], message: str, reason: str) -> None:
-        """End because the engine does: a repeat is right only if nothing was sent yet."""
+    def interrupt(self, message: str, reason: str) -> None:
+        """End the stream because the engine goes down or its core died.
+
+        The status is UNAVAILABLE (the request can be repeated) before the first event, afterwards
+        ABORTED with the token counts that a resume needs.
+        """
         if not self.started:
-            self.fail(make(message, reason=reason, retry_after_s=1.0))
+            self.fail(UnavailableError(message, reason=reason, retry_after_s=1.0))
             return
         counts = {
             "prompt_tokens": str(len(self.request.prompt_token_ids)),
@@ -112,8 +144,8 @@ class RequestStream:
         }
         self.fail(AbortedError(message, reason=reason, metadata=counts))
 
-    async def take(self) -> Events:
-        """Wait for the next events; an empty list after the Summary.
+    async def next_events(self) -> Events:
+        """Wait for the next events; returns an empty list after the Summary.
 
         Raises:
             FleetError: the request ended with a status.
@@ -121,7 +153,7 @@ class RequestStream:
         while True:
             if self._summary_sent:
                 return []
-            events = self._ready()
+            events = self._collect_events()
             if events:
                 self._num_sent += len(events)
                 return events
@@ -130,7 +162,7 @@ class RequestStream:
             self._changed.clear()
             await self._changed.wait()
 
-    def _choice(self, index: int) -> ChoiceStream:
+    def _make_choice(self, index: int) -> ChoiceStream:
         request = self.request
         choice = ChoiceStream(
             index,
@@ -141,14 +173,14 @@ class RequestStream:
             shown_ids=request.shown_token_ids,
         )
         if request.echo and not request.no_text:
-            choice.begin_with(_prompt_text(self._tokens, request.prompt_token_ids))
+            choice.add_prompt(_prompt_text(self._tokens, request.prompt_token_ids))
         if index < len(request.continued):
             choice.replay(request.continued[index], request.sent_text_bytes[index])
         if index in request.finished_choices:
             choice.finished = inference_pb2.Finished(choice=index)
         return choice
 
-    def _start(self, output: ChoiceOutput) -> None:
+    def _make_started(self, output: ChoiceOutput) -> None:
         request, facts = self.request, self._facts
         self.num_cached_tokens = output.num_cached_tokens
         self._started = inference_pb2.Started(
@@ -166,20 +198,20 @@ class RequestStream:
             for entry in output.prompt_logprobs:
                 fill_logprob(self._started.prompt_logprobs.add(), entry, self._tokens)
 
-    def _ready(self) -> Events:
+    def _collect_events(self) -> Events:
         if self.error is not None and (not self.started or self._overflowed):
             return []
         events: Events = []
         if self._started is not None and self._num_sent == 0:
             events.append(inference_pb2.GenerateResponse(started=self._started))
         for choice in self._choices:
-            events.extend(self._ready_of(choice))
+            events.extend(self._choice_events(choice))
         if self.complete and self.error is None and self._started is not None:
             events.append(inference_pb2.GenerateResponse(summary=self._summary()))
             self._summary_sent = True
         return events if len(events) > 1 or self._num_sent else []
 
-    def _ready_of(self, choice: ChoiceStream) -> Events:
+    def _choice_events(self, choice: ChoiceStream) -> Events:
         ended = choice.finished is not None or self.error is not None
         if choice.index in self._finished_sent:
             return []
@@ -206,6 +238,6 @@ class RequestStream:
 
 
 def _prompt_text(tokens: TokenBytes, token_ids: list[int]) -> str:
-    """The prompt for echo; a character that the output completes is left to the output."""
+    """The prompt's text for echo, without an incomplete last character: the output completes it."""
     detokenizer = Detokenizer(tokens)
     return "".join(map(detokenizer.feed, token_ids))

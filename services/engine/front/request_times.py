@@ -1,4 +1,4 @@
-"""When things happened to one request, by the core's marks and the front's clock."""
+"""The times of one request, from the core's marks and the front's clock; Unix nanoseconds."""
 
 import time
 
@@ -7,7 +7,7 @@ from services.engine.contract.messages import Mark
 
 
 class RequestTimes:
-    """Collects marks; reads as timings and as the five verbs' intervals. All in Unix ns."""
+    """Collects a request's marks; gives its timings and the intervals of its steps."""
 
     def __init__(self) -> None:
         self.received_ns = time.time_ns()
@@ -15,12 +15,12 @@ class RequestTimes:
         self.last_token_ns: int | None = None
         self.marks: list[Mark] = []
 
-    def add(self, mark: Mark) -> None:
-        """Keep a mark of the core."""
+    def add_mark(self, mark: Mark) -> None:
+        """Add a mark of the core."""
         self.marks.append(mark)
 
-    def token(self) -> None:
-        """An output with tokens arrived."""
+    def record_token(self) -> None:
+        """Record that an output with tokens arrived now."""
         now = time.time_ns()
         if self.first_token_ns is None:
             self.first_token_ns = now
@@ -30,14 +30,18 @@ class RequestTimes:
         """The first mark of a verb."""
         return next((mark.unix_ns for mark in self.marks if mark.verb == verb), None)
 
-    def last(self, verb: str, detail: str = "") -> int | None:
-        """The last mark of a verb (that has a certain detail)."""
+    def last(self, verb: str, *, end: bool = False) -> int | None:
+        """The last mark of a verb.
+
+        Args:
+            end: only marks of a choice's end.
+        """
         found = (m for m in reversed(self.marks) if m.verb == verb)
-        return next((m.unix_ns for m in found if not detail or detail in m.detail), None)
+        return next((m.unix_ns for m in found if m.end or not end), None)
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """From arrival at the front."""
+        """Seconds from the arrival at the front; None before the first token."""
         first = self.first_token_ns
         return None if first is None else max(0, first - self.received_ns) / 1e9
 
@@ -47,11 +51,11 @@ class RequestTimes:
 
     @property
     def _last_drawn_ns(self) -> int | None:
-        # A request that is ended from here (a stop string) has no end in the core's own words.
-        return self.last("collect", "end") or self.last_token_ns
+        # A request that the front ends (stop string) has no mark of its end from the core.
+        return self.last("collect", end=True) or self.last_token_ns
 
     def timings(self) -> inference_pb2.Timings:
-        """Seconds as the contract divides them."""
+        """The seconds queued, in prefill and in decode."""
         end = self._last_drawn_ns or time.time_ns()
         first = min(self._first_drawn_ns or end, end)
         admitted = min(self.first("admit") or self.received_ns, first)
@@ -62,7 +66,7 @@ class RequestTimes:
         )
 
     def intervals(self) -> list[tuple[str, int, int]]:
-        """Verb, start and end, for the verbs that were reached; each begins where one ended.
+        """Name, start and end of each step that was reached; a step starts where the last ended.
 
         enqueue  arrival → in the core's queue        admit    queue → blocks are there
         submit   blocks → first token (the chunks)    collect  first token → last token

@@ -1,7 +1,7 @@
-"""From the contract's request to the engine's records: everything is checked here, once.
+"""Translates a request message into the engine's record and checks every field of it.
 
-Field presence decides: 0 and "not set" are different. A field that cannot be served is refused by
-its name, never ignored.
+Field presence counts: 0 and "not set" are different. A field that the engine cannot serve is
+refused by its name, never ignored.
 """
 
 import secrets
@@ -18,18 +18,19 @@ from services.common.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from services.engine.contract.messages import CoreRequest
 from services.engine.contract.sampling_params import Constraint, SamplingParams
 from services.engine.grammar.constraint_check import check_constraint
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_STREAM_INTERVAL = 1024
-# A message of 4 MiB, less what a client may add around it.
+# As many as fit a message of 4 MiB, with room for what a client adds around it.
 _MAX_PROMPT_LOGPROB_ENTRIES = 120_000
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a request is checked against; fixed once the core is ready."""
+    """The facts of the model that requests are checked against; fixed once the core is ready."""
 
     model: str
     model_revision: str
@@ -39,50 +40,40 @@ class ModelFacts:
     engine_id: str = ""
 
 
-@dataclass(frozen=True)
-class AcceptedRequest:
-    """A request that is right in itself; nothing is known yet about room for it."""
+class AcceptedRequest(CoreRequest, frozen=True, kw_only=True):
+    """A valid request: what the core needs of it, and what the front's streams need."""
 
     request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    tenant: str = ""
-    salt: bytes = b""
     attempt: int = 0
-    priority: int = 0
-    continued: tuple[tuple[int, ...], ...] = ()
-    """Per choice, the tokens that another engine already generated."""
-    finished_choices: tuple[int, ...] = ()
-    """Choices that ended there."""
     sent_text_bytes: tuple[int, ...] = ()
-    """Per choice, how much of its text the client has."""
+    """Per choice, the bytes of its text (UTF-8) that the client has."""
     no_text: bool = False
     echo: bool = False
     stream_interval: int = 1
     shown_token_ids: frozenset[int] = frozenset()
-    """Special tokens whose text is shown."""
+    """Special tokens whose text is part of the output."""
 
 
 def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedRequest:
-    """Check a request against the model.
+    """Check a request against the model and return the engine's record of it.
 
-    Of a constraint, only what its compilation shows is left to the core.
+    A constraint is checked here too, except for errors that only its compilation shows.
 
     Raises:
         FleetError: INVALID_ARGUMENT, NOT_FOUND or FAILED_PRECONDITION, naming the field by its
             path in GenerateRequest.
     """
     request = message.request
-    _check_model(request.model, facts)
+    check_model(request.model, facts)
     if message.numerics_id and message.numerics_id != facts.numerics_id:
         raise FailedPreconditionError(
-            f"this engine's numerics are {facts.numerics_id}, the request needs "
+            f"this engine computes with numerics {facts.numerics_id}, the request needs "
             f"{message.numerics_id}",
             reason="NUMERICS_MISMATCH",
         )
     params = _params(request).validated(facts.vocab_size)
     prompt = _prompt(request, facts)
-    continued = _continued(message.continuation, params, facts)
+    continued = _continued_tokens(message.continuation, params, facts)
     _check_length(len(prompt) + max(map(len, continued), default=0), facts)
     _check_response(request.response, len(prompt))
     if params.seed is None:
@@ -96,7 +87,7 @@ def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedR
         attempt=message.attempt,
         priority=request.routing.priority,
         continued=continued,
-        finished_choices=_finished(message.continuation, params),
+        finished_choices=_finished_choices(message.continuation, params),
         no_text=request.response.no_text,
         sent_text_bytes=_sent_text_bytes(message.continuation, params),
         echo=request.response.echo,
@@ -106,11 +97,12 @@ def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedR
 
 
 def check_model(name: str, facts: ModelFacts) -> None:
-    """Raises NotFoundError unless this engine serves that model."""
-    _check_model(name, facts)
+    """Check that this engine serves the model.
 
-
-def _check_model(name: str, facts: ModelFacts) -> None:
+    Raises:
+        InvalidArgumentError: the name is empty.
+        NotFoundError: it is the name of another model.
+    """
     if not name:
         raise InvalidArgumentError.for_field("model", "must be set")
     if name != facts.model:
@@ -136,7 +128,9 @@ def _prompt(request: inference_pb2.GenerateRequest, facts: ModelFacts) -> list[i
     if kind is None:
         raise InvalidArgumentError.for_field("prompt", "must be set", reason="EMPTY_PROMPT")
     if kind != "token_ids":
-        raise InvalidArgumentError.for_field(kind, "an engine takes token_ids; see the gateway")
+        raise InvalidArgumentError.for_field(
+            kind, "an engine takes token_ids only; send text and chats to the gateway"
+        )
     ids = list(request.token_ids.ids)
     if not ids:
         raise InvalidArgumentError.for_field(
@@ -163,8 +157,8 @@ def _check_length(num_tokens: int, facts: ModelFacts) -> None:
     if num_tokens > most:
         raise InvalidArgumentError.for_field(
             "prompt",
-            f"has {num_tokens} tokens; this model takes at most {most}, so that one more fits "
-            f"its context of {facts.max_model_len}",
+            f"has {num_tokens} tokens; at most {most} leave room for one more in the context of "
+            f"{facts.max_model_len} tokens",
             reason="CONTEXT_LENGTH_EXCEEDED",
             prompt_tokens=str(num_tokens),
             max_model_len=str(facts.max_model_len),
@@ -207,7 +201,7 @@ def _constraint(request: inference_pb2.GenerateRequest) -> Constraint | None:
         return None
     kind = request.constraint.WhichOneof("kind")
     if kind is None:
-        raise InvalidArgumentError.for_field("constraint", "names no kind")
+        raise InvalidArgumentError.for_field("constraint", "must set one kind of constraint")
     value = getattr(request.constraint, kind)
     if kind == "json_object" and not value:
         raise InvalidArgumentError.for_field("constraint.json_object", "must be true")
@@ -217,14 +211,14 @@ def _constraint(request: inference_pb2.GenerateRequest) -> Constraint | None:
     return constraint
 
 
-def _continued(
+def _continued_tokens(
     continuation: engine_pb2.Continuation, params: SamplingParams, facts: ModelFacts
 ) -> tuple[tuple[int, ...], ...]:
     if not continuation.choices:
         return ()
     by_index: dict[int, tuple[int, ...]] = {}
-    for place, choice in enumerate(continuation.choices):
-        name = f"continuation.choices[{place}]"
+    for position, choice in enumerate(continuation.choices):
+        name = f"continuation.choices[{position}]"
         if choice.index >= params.n or choice.index in by_index:
             raise InvalidArgumentError.for_field(
                 f"{name}.index", f"must name each of {params.n} choices at most once"
@@ -241,11 +235,13 @@ def _sent_text_bytes(
     return tuple(by_index.get(index, 0) for index in range(params.n))
 
 
-def _finished(continuation: engine_pb2.Continuation, params: SamplingParams) -> tuple[int, ...]:
+def _finished_choices(
+    continuation: engine_pb2.Continuation, params: SamplingParams
+) -> tuple[int, ...]:
     finished = tuple(choice.index for choice in continuation.choices if choice.finished)
     if len(finished) == params.n:
         raise InvalidArgumentError.for_field(
-            "continuation.choices", "all choices are finished: nothing is left to carry on"
+            "continuation.choices", "all choices are finished, so there is nothing to resume"
         )
     return finished
 
@@ -265,5 +261,5 @@ def _check_response(response: inference_pb2.ResponseOptions, num_prompt: int) ->
         raise InvalidArgumentError.for_field(
             "response.prompt_logprobs",
             f"{entries} entries for {num_prompt} prompt tokens do not fit one message of 4 MiB "
-            f"(at most {_MAX_PROMPT_LOGPROB_ENTRIES}); ask for fewer alternatives",
+            f"(at most {_MAX_PROMPT_LOGPROB_ENTRIES}); reduce response.top_logprobs",
         )

@@ -1,4 +1,4 @@
-"""The front process: starts the core, then the services that stand before it; ends in reverse."""
+"""The front process of an engine: starts the core, then the services in front of it."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 import grpc
-from grpc_health.v1 import health
 
 from inferfleet_proto.internal.v1 import engine_pb2_grpc
 from inferfleet_proto.v1 import inference_pb2_grpc
@@ -15,12 +14,14 @@ from services.common import rpc
 from services.common.config.settings import ConfigError
 from services.common.etcd.config import connect
 from services.common.service import telemetry
+from services.common.service.advertise import advertised_address
+from services.common.service.background import Background
 from services.common.service.lifecycle import write_ready
 from services.common.service.metrics import MetricsServer
 from services.common.text import TextAssets, Tokenizer
 from services.common.text.byte_level import byte_assets
 from services.engine.contract.core_client import CoreClient
-from services.engine.contract.core_link import CoreDiedError
+from services.engine.contract.core_link import CoreDiedError, CoreLink
 from services.engine.contract.messages import (
     ApplyPlacement,
     CoreReady,
@@ -30,106 +31,120 @@ from services.engine.contract.messages import (
 )
 from services.engine.contract.model_config import ModelFileError
 from services.engine.front.config import FrontConfig
+from services.engine.front.health import HealthMonitor
 from services.engine.front.kv_events import KvEventLog, KvEventPublisher, NoKvEvents
-from services.engine.front.load_report import LoadBoard
-from services.engine.front.metrics import FrontMetrics
-from services.engine.front.open_requests import Front
-from services.engine.front.placement_member import member_of
+from services.engine.front.load_report import LoadState
+from services.engine.front.metrics import EngineMetrics
+from services.engine.front.open_requests import OpenRequests
+from services.engine.front.placement_member import make_placement_member
 from services.engine.front.public_servicer import PublicServicer
-from services.engine.front.registration import (
-    RegistryEntry,
-    engine_id_of,
-    engine_info,
-    reachable_address,
-)
+from services.engine.front.registration import RegistryEntry, choose_engine_id, engine_info
 from services.engine.front.request_translation import ModelFacts
-from services.engine.front.servicer import EngineServicer, RunCall
-from services.engine.front.spans import FrontSpans
+from services.engine.front.servicer import EngineServicer, RequestRunner
+from services.engine.front.spans import RequestSpans
 from services.engine.model_files import load_text_assets
 
 log = logging.getLogger(__name__)
 ENGINE_SERVICE = "inferfleet.internal.v1.Engine"
 PUBLIC_SERVICE = "inferfleet.v1.Inference"
-_HEALTH_INTERVAL_S = 0.25
-_LAST_WORDS_S = 2.0
+_CLOSE_S = 2.0
+"""Time for clients to read the last events of their streams."""
 
 
-class EngineServer:
-    """An engine's life, as `lifecycle.run` leads it."""
+class EngineService:
+    """One engine, run by `lifecycle.run`.
 
-    def __init__(self, config: FrontConfig, core: CoreClient, tracing: telemetry.Telemetry) -> None:
+    Args:
+        core: replaces the core process, in tests.
+
+    Raises:
+        ConfigError: a key can be seen to be wrong before the model is loaded.
+    """
+
+    def __init__(
+        self,
+        config: FrontConfig,
+        telemetry: telemetry.Telemetry,
+        core: CoreClient | None = None,
+    ) -> None:
         self._config = config
-        self._core = core
-        self._tracing = tracing
-        self._engine_id = engine_id_of(config)
-        reachable_address(config, "")
+        self._telemetry = telemetry
+        self._core = CoreLink() if core is None else core
+        self._engine_id = choose_engine_id(config)
         self._membership = rpc.Membership.from_config(config)
-        # Before the model is loaded: what is wrong with the keys should be said at once.
         self._etcd = connect(config) if config.etcd else None
-        self._metrics = FrontMetrics()
-        self._board = LoadBoard(
-            self._engine_id, epoch_ms=int(time.time() * 1000), stall_s=config.stall_s
+        self._metrics = EngineMetrics()
+        self._stack = contextlib.AsyncExitStack()
+        self._background = Background(on_failure=self._fail)
+        self.load_state = LoadState(
+            self._engine_id,
+            epoch_ms=int(time.time() * 1000),
+            stall_s=config.stall_s,
+            count_open=lambda: 0 if self._requests is None else self._requests.num_in_core,
         )
-        self._exit = contextlib.AsyncExitStack()
-        self._front: Front | None = None
+        self._health = HealthMonitor(self.load_state, lambda: self._core_alive)
+        self._requests: OpenRequests | None = None
         self._entry: RegistryEntry | None = None
-        self._healths: list[tuple[health.aio.HealthServicer, str]] = []
         self.address = ""
         self.public_address = ""
         self.metrics_address = ""
 
     async def start(self) -> None:
-        """Load, then listen, then announce.
+        """Load the model, then listen, then register.
 
         Raises:
-            ConfigError: a key cannot be used; the core said why it could not start.
+            ConfigError: the configuration cannot be used, or the core cannot start with it.
         """
-        self._exit.callback(self._tracing.close)
-        assets = await asyncio.to_thread(_assets, self._config)
+        config = self._config
+        if self._etcd is not None:
+            self._stack.push_async_callback(self._etcd.close)
+        assets = await asyncio.to_thread(_load_assets, config)
         tokenizer = await asyncio.to_thread(Tokenizer, assets)
         ready = await self._start_core()
         await self._start_services(ready, assets, tokenizer)
+        self._stack.push_async_callback(self._end_streams)
         write_ready(
-            self._config.ready_file,
+            config.ready_file,
             service="engine",
             address=self.address,
             metrics_address=self.metrics_address,
         )
-        log.info("engine %s serves %s on %s", self._engine_id, ready.model, self.address)
+        log.info("engine %s serves %s on %s", self._engine_id, ready.info.model, self.address)
 
     async def drain(self) -> None:
-        """Refuse new work; streams end, or are ended when the grace is over."""
-        if self._front is None:
+        """Refuse new requests; streams that outlast `drain_grace_s` are ended with a status."""
+        if self._requests is None:
             return
-        await self._board.set_draining()
-        await self._tell_health()
-        if self._entry is not None:
-            await self._entry.refresh()
-        ended, aborted = await self._front.drain(self._config.drain_grace_s)
-        log.info("drained: %d streams ended by themselves, %d were ended", ended, aborted)
-        await self._front.wait_closed(_LAST_WORDS_S)
+        await self.load_state.set_draining()
+        await self._publish_state()
+        ended, cut = await self._requests.drain(self._config.drain_grace_s)
+        log.info("drained: %d streams finished, %d were cut", ended, cut)
+        await self._requests.wait_closed(_CLOSE_S)
 
     async def stop(self) -> None:
-        """Free everything in reverse order."""
-        if self._front is not None:
-            self._front.closing()
-            # A second signal ends the drain early: these have not been told yet.
-            await self._board.set_draining()
-            if self._front.cut():
-                await self._front.wait_closed(_LAST_WORDS_S)
-        await self._exit.aclose()
+        """Stop everything in reverse order; idempotent, and safe after a failed start."""
+        await self._stack.aclose()
 
     async def failed(self) -> str:
-        """The core's last words, after every stream has got its end."""
-        assert self._front is not None, "not started"
-        reason = await self._front.core_failure
-        await self._tell_health()
-        await self._front.wait_closed(_LAST_WORDS_S)
+        """Return the reason once the core can serve no more and every stream has its status."""
+        assert self._requests is not None, "the engine is not started"
+        reason = await self._requests.core_failure
+        await self._health.publish()
+        await self._requests.wait_closed(_CLOSE_S)
         return reason
+
+    @property
+    def _core_alive(self) -> bool:
+        return self._requests is not None and not self._requests.core_failure.done()
+
+    def _fail(self, reason: str) -> None:
+        """A background task that the engine needs has ended: fail, so that it is restarted."""
+        if self._requests is not None:
+            self._requests.fail_all(reason)
 
     async def _start_core(self) -> CoreReady:
         log.info("loading %s", self._config.model or "the default model")
-        self._exit.push_async_callback(self._core.stop)
+        self._stack.push_async_callback(self._core.stop)
         try:
             ready = await self._core.start(self._config)
         except CoreDiedError as error:
@@ -137,9 +152,9 @@ class EngineServer:
         log.info(
             "loaded %s in %.1f s: weights %.0f MiB; %d blocks of %d tokens, %.0f MiB; "
             "longest request %d tokens",
-            ready.model,
-            ready.load_s,
-            ready.weights_bytes / 2**20,
+            ready.info.model,
+            ready.info.load_s,
+            ready.info.weights_bytes / 2**20,
             ready.num_blocks,
             ready.block_size,
             ready.kv_bytes / 2**20,
@@ -150,53 +165,69 @@ class EngineServer:
     async def _start_services(
         self, ready: CoreReady, assets: TextAssets, tokenizer: Tokenizer
     ) -> None:
-        config, engine_id, board = self._config, self._engine_id, self._board
         facts = ModelFacts(
-            model=ready.model,
-            model_revision=ready.model_revision,
-            numerics_id=ready.numerics_id,
-            vocab_size=ready.vocab_size,
+            model=ready.info.model,
+            model_revision=ready.info.model_revision,
+            numerics_id=ready.info.numerics_id,
+            vocab_size=ready.info.vocab_size,
             max_model_len=ready.max_model_len,
-            engine_id=engine_id,
+            engine_id=self._engine_id,
         )
-        self._metrics.ready(ready)
-        self._level_follows()
-        self._front = front = Front(
+        self._metrics.set_capacity(ready)
+        self._forward_log_level()
+        requests = await self._start_requests(ready, facts, tokenizer)
+        spans = RequestSpans(self._telemetry.tracer, facts, self.load_state)
+        runner = RequestRunner(requests, spans)
+        self._entry = await self._start_engine_service(ready, assets, requests, runner)
+        if self._config.public:
+            await self._start_public_service(PublicServicer(runner, facts, assets, tokenizer))
+        self._start_metrics()
+        await self._health.publish()
+        self._background.spawn(self._health.watch(self._entry.refresh), "health")
+        self._stack.push_async_callback(self._entry.stop)
+        await self._entry.start()
+
+    async def _start_requests(
+        self, ready: CoreReady, facts: ModelFacts, tokenizer: Tokenizer
+    ) -> OpenRequests:
+        config = self._config
+        events = self._start_kv_events()
+        on_report = await self._start_placement(ready)
+        self._requests = OpenRequests(
             self._core,
             facts,
             tokenizer,
-            board,
+            self.load_state,
             self._metrics,
-            self._kv_events(),
+            events,
             max_open=config.max_num_seqs + config.max_waiting,
             buffer_tokens=config.stream_buffer_tokens,
-            on_report=self._placement(ready),
+            on_report=on_report,
         )
-        self._background(front.pump(), "pump")
-        run = RunCall(front, FrontSpans(self._tracing.tracer, facts, board))
+        self._stack.push_async_callback(self._background.close)
+        self._background.spawn(self._requests.pump_reports(), "pump")
+        return self._requests
+
+    async def _start_engine_service(
+        self, ready: CoreReady, assets: TextAssets, requests: OpenRequests, runner: RequestRunner
+    ) -> RegistryEntry:
+        config = self._config
         server, self.address = self._bind(config.port, ENGINE_SERVICE, self._membership)
         info = engine_info(
             config,
             ready,
             assets,
-            engine_id=engine_id,
-            epoch_ms=board.epoch_ms,
-            address=reachable_address(config, self.address),
+            engine_id=self._engine_id,
+            epoch_ms=self.load_state.epoch_ms,
+            address=advertised_address(config, self.address, config.etcd),
         )
-        servicer = EngineServicer(front, run, info, assets)
+        servicer = EngineServicer(requests, runner, info, assets)
         engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)
         await self._listen(server)
-        self._exit.push_async_callback(servicer.close, _LAST_WORDS_S)
-        if config.public:
-            await self._start_public(PublicServicer(run, facts, assets, tokenizer))
-        self._start_metrics()
-        await self._tell_health()
-        self._background(self._watch_health(), "health")
-        self._entry = RegistryEntry(info, board, self._etcd)
-        self._exit.push_async_callback(self._entry.stop)
-        await self._entry.start()
+        self._stack.push_async_callback(servicer.close, _CLOSE_S)
+        return RegistryEntry(info, self.load_state, self._etcd)
 
-    async def _start_public(self, servicer: PublicServicer) -> None:
+    async def _start_public_service(self, servicer: PublicServicer) -> None:
         server, self.public_address = self._bind(self._config.public_port, PUBLIC_SERVICE, None)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
         await self._listen(server)
@@ -208,48 +239,51 @@ class EngineServer:
         host = self._config.host
         server = rpc.make_server(membership=members)
         chosen = self._membership.bind(server, f"{host}:{port}", members_only=members is not None)
-        self._healths.append((rpc.add_health_and_reflection(server, [service]), service))
+        self._health.add_service(rpc.add_health_and_reflection(server, [service]), service)
         return server, f"{host}:{chosen}"
 
     async def _listen(self, server: grpc.aio.Server) -> None:
         await server.start()
-        self._exit.push_async_callback(server.stop, 1.0)
+        self._stack.push_async_callback(server.stop, 1.0)
 
     def _start_metrics(self) -> None:
         server = MetricsServer(
-            self._metrics.registry, lambda: self._serving, self._membership.token
+            self._metrics.registry,
+            lambda: self._health.serving,
+            self._telemetry.log_level,
+            self._membership.token,
         )
         self.metrics_address = server.start(self._config.host, self._config.metrics_port)
-        self._exit.callback(server.stop)
+        self._stack.callback(server.stop)
 
-    def _level_follows(self) -> None:
-        """The core logs as the front does; it starts at info."""
+    def _forward_log_level(self) -> None:
+        """Give the core the log level of the front, now (the core starts at info) and later."""
         loop = asyncio.get_running_loop()
 
-        def follow(level: str) -> None:
+        def forward(level: str) -> None:
             loop.call_soon_threadsafe(self._core.send, [SetLogLevel(level=level)])
 
-        if telemetry.log_level() != "info":
-            follow(telemetry.log_level())
-        self._exit.callback(telemetry.follow_log_level(follow))
+        if self._telemetry.log_level.current != "info":
+            forward(self._telemetry.log_level.current)
+        self._stack.callback(self._telemetry.log_level.follow(forward))
 
-    def _kv_events(self) -> KvEventPublisher | NoKvEvents:
+    def _start_kv_events(self) -> KvEventPublisher | NoKvEvents:
         if not self._config.kvcache:
             return NoKvEvents()
-        events = KvEventLog(self._engine_id, self._board.epoch_ms)
+        events = KvEventLog(self._engine_id, self.load_state.epoch_ms)
         self._metrics.watch_kv_events(events)
         publisher = KvEventPublisher(
             self._config.kvcache,
             self._membership,
             events,
-            ask_core=lambda: self._core.send([SendSnapshot()]),
+            request_snapshot=lambda: self._core.send([SendSnapshot()]),
         )
         publisher.start()
-        self._exit.push_async_callback(publisher.stop)
+        self._stack.push_async_callback(publisher.stop)
         return publisher
 
-    def _placement(self, ready: CoreReady) -> Callable[[RoundReport], None] | None:
-        member = member_of(
+    async def _start_placement(self, ready: CoreReady) -> Callable[[RoundReport], None] | None:
+        member = make_placement_member(
             self._config,
             ready,
             self._engine_id,
@@ -257,57 +291,27 @@ class EngineServer:
         )
         if member is None:
             return None
-        self._background(member.run(), "placement")
-        return member.take
+        self._stack.push_async_callback(member.close)
+        await member.start()
+        self._background.spawn(member.run(), "placement")
+        return member.handle_report
 
-    @property
-    def _serving(self) -> bool:
-        front = self._front
-        alive = front is not None and not front.core_failure.done()
-        return alive and not self._board.draining and not self._board.stalled
+    async def _publish_state(self) -> None:
+        await self._health.publish()
+        if self._entry is not None:
+            await self._entry.refresh()
 
-    @property
-    def _state(self) -> tuple[bool, bool, int]:
-        return self._serving, self._board.draining, self._board.placement_version
-
-    async def _tell_health(self) -> None:
-        for servicer, name in self._healths:
-            await rpc.set_health(servicer, [name], serving=self._serving)
-
-    async def _watch_health(self) -> None:
-        """Health and the registry follow the core's progress, a drain by anyone, a new map."""
-        told = self._state
-        while True:
-            await asyncio.sleep(_HEALTH_INTERVAL_S)
-            now = self._state
-            if now != told:
-                if now[0] != told[0]:
-                    log.info("health: %s", "serving" if now[0] else "not serving")
-                await self._tell_health()
-                if self._entry is not None:
-                    await self._entry.refresh()
-            told = now
-
-    def _background(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._crashed)
-        self._exit.push_async_callback(_cancelled, task)
-
-    def _crashed(self, task: "asyncio.Task[None]") -> None:
-        """A part that the engine cannot do without has failed: end, to be started again."""
-        if task.cancelled() or task.exception() is None:
+    async def _end_streams(self) -> None:
+        """End the streams that are still open (a second signal cuts the drain short)."""
+        if self._requests is None:
             return
-        log.critical("%s failed", task.get_name(), exc_info=task.exception())
-        if self._front is not None:
-            self._front.core_died(f"{task.get_name()} failed")
+        self._requests.expect_core_end()
+        await self.load_state.set_draining()
+        if self._requests.end_all():
+            await self._requests.wait_closed(_CLOSE_S)
 
 
-async def _cancelled(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.wait({task})
-
-
-def _assets(config: FrontConfig) -> TextAssets:
+def _load_assets(config: FrontConfig) -> TextAssets:
     if config.simulate:
         return byte_assets()
     try:

@@ -29,7 +29,8 @@ ServerContext = grpc.aio.ServicerContext[engine_pb2.EngineRequest, inference_pb2
 class RequestRunner:
     """Runs a request to its end, for the internal and for the public service.
 
-    It opens the stream, records its span and metrics, and ends it in the core when the caller leaves.
+    It opens the stream, records span and metrics, and ends the request in the core if the caller
+    leaves.
     """
 
     def __init__(self, requests: OpenRequests, spans: RequestSpans) -> None:

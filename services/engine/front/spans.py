@@ -1,4 +1,4 @@
-"""The engine's part of a trace: `run`, and under it the five verbs, built from the core's marks."""
+"""The engine's spans of a trace: `run` and, below it, one span per step, from the core's marks."""
 
 from collections.abc import Iterable
 
@@ -9,24 +9,24 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from services.common.errors import FleetError
 from services.engine.contract.messages import Mark
-from services.engine.front.load_report import LoadBoard
+from services.engine.front.load_report import LoadState
 from services.engine.front.request_stream import RequestStream
 from services.engine.front.request_translation import AcceptedRequest, ModelFacts
 
-# A long prompt on a small token budget has thousands of chunks; a span keeps 128 events anyway.
+# A long prompt can have thousands of chunks; the SDK keeps 128 events per span.
 _MAX_EVENTS = 120
 
 
-class FrontSpans:
-    """Makes the spans of this engine."""
+class RequestSpans:
+    """Makes the spans of the engine's requests."""
 
-    def __init__(self, tracer: trace.Tracer, facts: ModelFacts, board: LoadBoard) -> None:
+    def __init__(self, tracer: trace.Tracer, facts: ModelFacts, load_state: LoadState) -> None:
         self._tracer = tracer
         self._facts = facts
-        self._board = board
+        self._load_state = load_state
 
     def start_run(self, parent: Context, request: AcceptedRequest, received_ns: int) -> trace.Span:
-        """The server span of one request."""
+        """Start the server span of one request."""
         return self._tracer.start_span(
             "run",
             context=parent,
@@ -36,7 +36,7 @@ class FrontSpans:
                 "inferfleet.request_id": request.request_id,
                 "inferfleet.engine_id": self._facts.engine_id,
                 "inferfleet.attempt": request.attempt,
-                "inferfleet.placement_version": self._board.placement_version,
+                "inferfleet.placement_version": self._load_state.placement_version,
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.provider.name": "inferfleet",
                 "gen_ai.request.model": self._facts.model,
@@ -47,7 +47,7 @@ class FrontSpans:
     def end_run(
         self, span: trace.Span, stream: RequestStream | None, error: BaseException | None
     ) -> None:
-        """Close the server span with what came of the request."""
+        """End the server span with the request's token counts, finish reasons and status."""
         if stream is not None:
             span.set_attribute("gen_ai.usage.cache_read.input_tokens", stream.num_cached_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", stream.num_completion_tokens)
@@ -58,8 +58,8 @@ class FrontSpans:
             span.set_status(Status(StatusCode.ERROR, f"{code.name}: {error}"))
         span.end()
 
-    def verbs(self, run: trace.Span, stream: RequestStream) -> None:
-        """The five verbs as children of `run`; called once the blocks are free."""
+    def add_steps(self, run: trace.Span, stream: RequestStream) -> None:
+        """Add the steps as children of `run`; called once the request's blocks are free."""
         context = trace.set_span_in_context(run)
         attributes = {
             "inferfleet.request_id": stream.request.request_id,
@@ -75,10 +75,17 @@ class FrontSpans:
 
 
 def _add_events(span: trace.Span, marks: Iterable[Mark], until_ns: int) -> None:
-    """One event per chunk of the prompt and per preemption."""
+    """Add an event per prefill chunk and per preemption."""
     submits = [mark for mark in marks if mark.verb == "submit"]
     for mark in submits[:_MAX_EVENTS]:
-        preempted = "preempted" in mark.detail
-        if preempted or mark.unix_ns <= until_ns:
-            name = "preempted" if preempted else "chunk"
-            span.add_event(name, attributes=dict(mark.detail), timestamp=mark.unix_ns)
+        if mark.preempted or mark.unix_ns <= until_ns:
+            name = "preempted" if mark.preempted else "chunk"
+            span.add_event(name, attributes=_attributes(mark), timestamp=mark.unix_ns)
+
+
+def _attributes(mark: Mark) -> dict[str, int]:
+    if mark.preempted:
+        named = {"preempted": 1, "choice": mark.choice, "lost_tokens": mark.lost_tokens}
+    else:
+        named = {"step": mark.step, "start": mark.start, "tokens": mark.tokens}
+    return {name: value for name, value in named.items() if value is not None}

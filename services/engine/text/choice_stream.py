@@ -1,7 +1,7 @@
-"""One choice of one request on its way from token ids to deltas: text, stops, and what waits.
+"""One choice of a request, from token ids to deltas: text, stop strings, log probabilities.
 
-Everything it gives out is a pure function of the tokens so far; how they are grouped into deltas
-depends on the reader alone.
+The output is a pure function of the tokens so far. Only the grouping into deltas depends on when
+the client reads. Resuming a stream on another engine relies on this.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,18 @@ from services.engine.contract.sampling_params import SamplingParams
 from services.engine.text.detokenizer import Detokenizer, TokenBytes
 from services.engine.text.stop_strings import StopChecker
 
-# End tokens are in the ids and not in the text.
+# Tokens that end a choice for these reasons are in the ids but not in the text.
 _HIDDEN_ENDS = frozenset({"EOS", "STOP_TOKEN"})
 
 
 class ChoiceStream:
-    """Takes the core's outputs of one choice, holds what the reader has not taken."""
+    """Turns the core's outputs of one choice into deltas; holds what the client has not read.
+
+    Args:
+        tokens: the tokenizer.
+        no_text: deltas carry token ids only.
+        shown_ids: special tokens whose text is part of the output.
+    """
 
     def __init__(
         self,
@@ -36,7 +42,7 @@ class ChoiceStream:
         self._tokens = tokens
         self._detokenizer = Detokenizer(tokens, prompt_token_ids, shown_ids)
         self._stops = StopChecker(params.stop_strings, include=params.include_stop_in_output)
-        # Text is made even for a reader that wants none if a stop string may end it.
+        # Stop strings are found in the text, so they need it even if the client does not.
         self._needs_text = not no_text or bool(params.stop_strings)
         self._shows_text = not no_text
         self._text: list[str] = []
@@ -46,22 +52,23 @@ class ChoiceStream:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that the reader has not taken."""
+        """Tokens that the client has not read."""
         return len(self._token_ids)
 
-    def begin_with(self, text: str) -> None:
-        """Text before the first token (the prompt, for echo)."""
+    def add_prompt(self, text: str) -> None:
+        """Put the prompt's text before the first token (echo)."""
         self._text.append(text)
 
     def replay(self, token_ids: Sequence[int], sent_text_bytes: int = 0) -> None:
-        """Take tokens that were already sent by another engine: they count and are not repeated.
+        """Add tokens that another engine has already sent: they count but are not sent again.
 
         Args:
-            sent_text_bytes: what the client has of this choice's text, in UTF-8, echo included. It
-                is more than these tokens give by themselves if the end of the text was sent too.
+            sent_text_bytes: bytes of this choice's text that the client has, in UTF-8, echo
+                included. This is more than the tokens alone give if text that was held back for
+                stop strings was sent at the end.
         """
         for token_id in token_ids:
-            self._take(token_id, hidden=False)
+            self._add_token(token_id, hidden=False)
         if not token_ids and not sent_text_bytes:
             return
         given = sum(len(piece.encode()) for piece in self._text)
@@ -69,22 +76,22 @@ class ChoiceStream:
         self._text.clear()
         self._token_ids.clear()
 
-    def add(self, output: ChoiceOutput) -> None:
-        """Take one round's tokens; those after a stop string are dropped."""
+    def add_output(self, output: ChoiceOutput) -> None:
+        """Add one round's tokens; tokens after a stop string are dropped."""
         if self.finished is not None:
             return
         last = len(output.token_ids) - 1
-        for place, token_id in enumerate(output.token_ids):
-            if place < len(output.logprobs):
-                self._logprobs.append(output.logprobs[place])
-            ends = place == last and output.finish_reason in _HIDDEN_ENDS
-            if self._take(token_id, hidden=ends and not self._shows_end(output)):
+        for index, token_id in enumerate(output.token_ids):
+            if index < len(output.logprobs):
+                self._logprobs.append(output.logprobs[index])
+            ends = index == last and output.finish_reason in _HIDDEN_ENDS
+            if self._add_token(token_id, hidden=ends and not self._shows_end(output)):
                 return
         if output.finish_reason is not None:
             self._finish(output)
 
     def take_delta(self) -> inference_pb2.Delta | None:
-        """All that waits, as one delta; None if nothing does."""
+        """Everything since the last delta, as one delta; None if there is nothing."""
         text = "".join(self._text) if self._shows_text else ""
         if not self._token_ids and not text:
             return None
@@ -103,8 +110,8 @@ class ChoiceStream:
     def _shows_end(self, output: ChoiceOutput) -> bool:
         return output.finish_reason == "STOP_TOKEN" and self._params.include_stop_in_output
 
-    def _take(self, token_id: int, *, hidden: bool) -> bool:
-        """Whether a stop string ends in this token."""
+    def _add_token(self, token_id: int, *, hidden: bool) -> bool:
+        """Add one token; returns whether a stop string ends in it."""
         self.num_tokens += 1
         self._token_ids.append(token_id)
         if not self._needs_text:
@@ -112,7 +119,7 @@ class ChoiceStream:
         piece = self._detokenizer.feed(token_id, shown=not hidden)
         armed = self.num_tokens >= self._params.min_tokens
         checked = self._stops.feed(piece, armed=armed)
-        self._say(checked.text)
+        self._add_text(checked.text)
         if checked.matched is None:
             return False
         self.finished = inference_pb2.Finished(
@@ -122,8 +129,8 @@ class ChoiceStream:
         )
         return True
 
-    def _say(self, text: str) -> None:
-        """Add to the text, without what the client already has."""
+    def _add_text(self, text: str) -> None:
+        """Add to the text, except for bytes that the client already has."""
         if self._known_bytes:
             raw = text.encode()
             known = min(self._known_bytes, len(raw))
@@ -132,9 +139,9 @@ class ChoiceStream:
         self._text.append(text)
 
     def _finish(self, output: ChoiceOutput) -> None:
-        # No more tokens will come: what was held back is text after all.
-        self._say(self._stops.flush())
-        self._say(self._detokenizer.flush())
+        # No more tokens follow, so text that was held back cannot become a stop string.
+        self._add_text(self._stops.flush())
+        self._add_text(self._detokenizer.flush())
         reason = f"FINISH_REASON_{output.finish_reason}"
         self.finished = inference_pb2.Finished(choice=self.index, reason=reason)
         if output.finish_reason == "STOP_TOKEN" and output.matched_token_id is not None:
@@ -144,7 +151,7 @@ class ChoiceStream:
 def fill_logprob(
     target: inference_pb2.TokenLogprob, entry: TokenLogprobs, tokens: TokenBytes
 ) -> None:
-    """Write one entry with its alternatives; each token's bytes are exact."""
+    """Fill in one entry with its alternatives; the tokens are exact bytes, not text."""
     target.token_id = entry.token_id
     target.logprob = entry.logprob
     target.token = tokens.token_bytes(entry.token_id)

@@ -1,7 +1,7 @@
 """Finds stop strings in text that arrives in pieces.
 
-The match that is complete first wins; of those complete at the same character, the longest. So the
-result depends on the text alone, not on how it was cut into pieces.
+The match that ends first wins; of matches that end at the same character, the longest wins. The
+result therefore depends on the text alone, not on how it was cut into pieces.
 """
 
 from collections.abc import Sequence
@@ -9,29 +9,30 @@ from typing import NamedTuple
 
 
 class Checked(NamedTuple):
-    """What a piece of text became."""
+    """The result of one piece of text."""
 
     text: str
-    """May be given out: no part of it can belong to a match any more."""
+    """Text that can be sent: no part of it can belong to a later match."""
     matched: str | None = None
-    """The stop string that was found; nothing after it counts."""
+    """The stop string that was found; text after it is dropped."""
 
 
 class StopChecker:
-    """Holds back what may still become a stop string."""
+    """Passes text on, except for an end that may still become a stop string.
+
+    Args:
+        stop_strings: none of them empty.
+        include: whether the stop string itself is part of the text.
+    """
 
     def __init__(self, stop_strings: Sequence[str], *, include: bool = False) -> None:
-        """Args:
-        stop_strings: none empty.
-        include: whether a match belongs to the text.
-        """
         self._stops = tuple(dict.fromkeys(stop_strings))
         self._include = include
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
 
     def feed(self, piece: str, *, armed: bool = True) -> Checked:
-        """Take the next piece; a match that ends in it counts only if `armed`."""
+        """Check the next piece; a match that ends in it counts only if `armed`."""
         if not self._stops or not piece:
             return Checked(piece)
         text = self._held + piece
@@ -40,17 +41,17 @@ class StopChecker:
             end, stop = match
             self._held = ""
             return Checked(text[:end] if self._include else text[: end - len(stop)], stop)
-        held = self._possible_beginning(text)
+        held = self._possible_prefix_length(text)
         self._held = text[len(text) - held :]
         return Checked(text[: len(text) - held])
 
     def flush(self) -> str:
-        """At the end of the output: what was held back after all."""
+        """Return the text that was held back, at the end of the output."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
-        """End and string of the first match that ends in the new part of `text`."""
+        """The end position and the stop string of the first match that ends in the new text."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
@@ -59,8 +60,8 @@ class StopChecker:
                 best = found if best is None else min(best, found)
         return None if best is None else (best[0], best[2])
 
-    def _possible_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` with which some stop string begins."""
+    def _possible_prefix_length(self, text: str) -> int:
+        """Length of the longest suffix of `text` that is a prefix of a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             tail = text[-length:]
             if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):

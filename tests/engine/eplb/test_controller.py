@@ -34,12 +34,14 @@ async def running(store, shape):
 
         async def start(name, on=None, **settings):
             controller = controller_on(on or store, shape, name, **settings)
+            await controller.start()
             task = asyncio.create_task(controller.run())
 
             async def end():
                 task.cancel()
                 await asyncio.wait({task})
                 assert task.cancelled()
+                await controller.close()
 
             stack.push_async_callback(end)
             return controller, end
@@ -65,7 +67,7 @@ async def test_one_of_three_writes_one_map(store, shape, running, make_loads, re
     assert problem_with(placement, shape, "sha256:abc") is None
     # The same load gains nothing more.
     leader = controllers[state.leader]
-    assert await leader.turn(leader.election.leadership) is None
+    assert await leader.improve_map(leader.election.leadership) is None
     assert (await store.read()).current == placement
 
 
@@ -80,27 +82,27 @@ async def test_when_the_leader_ends_another_goes_on(store, running, make_loads, 
     assert state.current.author == "controller engine-2"
 
 
-async def test_a_turn_of_a_term_that_is_over_writes_nothing(store, shape, make_loads):
+async def test_a_plan_of_a_deposed_leader_writes_nothing(store, shape, make_loads):
     await _says(store, make_loads("a", SKEWED))
     revision = await store.etcd.put(store.keys.leader, b"other")
     controller = controller_on(store, shape)
-    assert await controller.turn(Leadership(store.keys.leader, revision - 1)) is None
+    assert await controller.improve_map(Leadership(store.keys.leader, revision - 1)) is None
     assert (await store.read()).mod_revision == 0
-    assert await controller.turn(Leadership(store.keys.leader, revision))
+    assert await controller.improve_map(Leadership(store.keys.leader, revision))
 
 
 async def test_no_map_without_load_or_while_engines_are_late(store, shape, make_loads, make_map):
     revision = await store.etcd.put(store.keys.leader, b"me")
     term = Leadership(store.keys.leader, revision)
     controller = controller_on(store, shape)
-    assert await controller.turn(term) is None
+    assert await controller.improve_map(term) is None
     await _says(store, make_loads("a", SKEWED))
     await _says(store, make_loads("odd", num_ranks=3))
     await store.write(make_map(), await store.read())
     await _says(store, Applied(engine_id="a", version=0))
-    assert await controller.turn(term) is None
+    assert await controller.improve_map(term) is None
     await _says(store, Applied(engine_id="a", version=1))
-    assert (await controller.turn(term)).version == 2
+    assert (await controller.improve_map(term)).version == 2
 
 
 async def test_etcd_away_does_not_end_the_controller(start_etcd, running, make_loads, read_until):

@@ -10,12 +10,12 @@ from services.engine.eplb.placement_map import Applied, Rejection, problem_with
 from services.engine.eplb.placement_store import GroupState
 from services.engine.eplb.planning import (
     PlanSettings,
-    draft,
-    keep_places,
+    draft_map,
+    keep_slots,
     make_plan,
+    reason_to_keep,
     slots_in_use,
     sum_loads,
-    why_not,
 )
 from services.engine.eplb.policy import PlacementShapeError
 
@@ -61,7 +61,7 @@ def test_a_hot_expert_gets_copies_on_both_ranks(make_loads, shape, policy):
 
 def test_the_draft_fits_and_says_where_it_is_from(make_loads, shape):
     plan = plan_for([make_loads(row=(10, 10, 700, 10))], shape)
-    made = draft(
+    made = draft_map(
         plan,
         shape,
         model="moe",
@@ -96,7 +96,7 @@ def test_a_plan_is_never_worse_than_what_is_in_use(counts):
 def test_what_stays_on_a_rank_keeps_its_slot():
     old = np.array([[0, 1, 2, 3, 4, 5]])
     new = np.array([[2, 6, 0, 5, 5, 3]])
-    assert keep_places(old, new, 2).tolist() == [[0, 6, 2, 3, 5, 5]]
+    assert keep_slots(old, new, 2).tolist() == [[0, 6, 2, 3, 5, 5]]
 
 
 @given(st.data())
@@ -104,7 +104,7 @@ def test_reordering_changes_no_rank(data):
     size, ranks = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     row = st.lists(st.integers(0, 5), min_size=size * ranks, max_size=size * ranks)
     old, new = (np.array([data.draw(row)]) for _ in range(2))
-    kept = keep_places(old, new, ranks)
+    kept = keep_slots(old, new, ranks)
     by_rank = [np.sort(m.reshape(ranks, size), axis=1).tolist() for m in (kept, new)]
     assert by_rank[0] == by_rank[1]
     assert (kept != old).sum() <= (new != old).sum()
@@ -112,20 +112,22 @@ def test_reordering_changes_no_rank(data):
 
 def test_a_map_is_not_written_for_little(make_loads, make_map, shape):
     skewed = plan_for([make_loads(row=(10, 10, 700, 10))], shape)
-    assert why_not(skewed, GroupState()) is None
+    assert reason_to_keep(skewed, GroupState()) is None
     even = plan_for([make_loads(row=(100, 100, 100, 100))], shape, min_gain=0.2)
-    assert "gain" in why_not(even, GroupState())
+    assert "gain" in reason_to_keep(even, GroupState())
     few = plan_for([make_loads(row=(1, 1, 7, 1))], shape)
-    assert "fewer than 32 tokens" in why_not(few, GroupState())
+    assert "fewer than 32 tokens" in reason_to_keep(few, GroupState())
 
 
 def test_a_map_is_not_written_while_engines_go_over_to_the_last(make_loads, make_map, shape):
     skewed = plan_for([make_loads(row=(10, 10, 700, 10))], shape)
     late = Applied(engine_id="late", version=3)
     state = GroupState(current=make_map(4), applied={"late": late})
-    assert why_not(skewed, state) == "late still goes over from version 3 to 4"
+    assert reason_to_keep(skewed, state) == "late still changes from version 3 to 4"
     refused = Applied(engine_id="late", version=3, rejected=Rejection(4, "no"))
-    assert why_not(skewed, GroupState(current=make_map(4), applied={"late": refused})) is None
+    assert (
+        reason_to_keep(skewed, GroupState(current=make_map(4), applied={"late": refused})) is None
+    )
 
 
 def test_groups_that_do_not_divide_are_an_error(make_loads):

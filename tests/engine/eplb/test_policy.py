@@ -13,7 +13,6 @@ from services.engine.eplb.policy import (
     balancedness,
     from_phy2log,
     initial_placement,
-    rebalance_experts,
     rebalance_experts_global,
     rebalance_experts_hierarchical,
 )
@@ -35,28 +34,28 @@ def check_placement(placement: Placement, experts: int, num_gpus: int) -> None:
             assert sorted(row[:copies]) == list(np.flatnonzero(placement.phy2log[layer] == expert))
 
 
-def doubles(placement: Placement, num_gpus: int) -> int:
+def duplicates(placement: Placement, num_gpus: int) -> int:
     by_gpu = np.sort(placement.phy2log.reshape(len(placement.phy2log), num_gpus, -1), axis=2)
     return int((np.diff(by_gpu, axis=2) == 0).any(axis=2).sum())
 
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_hierarchical_gives_the_published_example(spread):
-    placement = rebalance_experts(WEIGHT, 16, 4, 2, 8, spread=spread)
+    placement = rebalance_experts_hierarchical(WEIGHT, 16, 4, 2, 8, spread=spread)
     assert placement.phy2log.tolist() == DATA["hierarchical"]["phy2log"]
     assert placement.count[0].tolist() == DATA["hierarchical"]["count_of_layer_0"]
     assert placement.log2phy[0][:5].tolist() == DATA["hierarchical"]["log2phy_of_layer_0_first_5"]
 
 
-def test_groups_that_do_not_divide_among_nodes_give_the_published_global_plan():
-    placement = rebalance_experts(WEIGHT, 16, 3, 2, 8, spread=False)
+def test_global_gives_the_published_example():
+    placement = rebalance_experts_global(WEIGHT, 16, 8, spread=False)
     assert placement.phy2log.tolist() == DATA["global"]["phy2log"]
 
 
-def test_the_published_global_plan_has_doubles_and_spreading_removes_them():
-    assert doubles(rebalance_experts_global(WEIGHT, 16, 8, spread=False), 8) == 2
+def test_the_published_global_plan_has_duplicates_and_spreading_removes_them():
+    assert duplicates(rebalance_experts_global(WEIGHT, 16, 8, spread=False), 8) == 2
     spread = rebalance_experts_global(WEIGHT, 16, 8)
-    assert doubles(spread, 8) == 0
+    assert duplicates(spread, 8) == 0
     check_placement(spread, 12, 8)
 
 
@@ -75,8 +74,8 @@ def test_copies_never_share_a_gpu_and_the_peak_stays(case):
     load = case_load(case["seed"], case["hot"], 256)
     published = rebalance_experts_hierarchical(load, 288, 16, 2, 32, spread=False)
     ours = rebalance_experts_hierarchical(load, 288, 16, 2, 32)
-    assert doubles(published, 32) == case["published_gpus_with_a_double"]
-    assert doubles(ours, 32) == 0
+    assert duplicates(published, 32) == case["published_gpus_with_a_double"]
+    assert duplicates(ours, 32) == 0
     check_placement(ours, 256, 32)
     assert balancedness(ours, load, 32)[0] >= balancedness(published, load, 32)[0] / 1.02
 

@@ -30,7 +30,7 @@ class Engine:
             model_revision="sha256:abc",
             shape=shape,
             send=self._core,
-            changed=self._news.set,
+            on_applied=self._news.set,
         )
 
     @property
@@ -47,7 +47,7 @@ class Engine:
             )
         else:
             report = RoundReport(step=1, placement_version=placement.version)
-        loop.call_soon(self.watcher.take, report)
+        loop.call_soon(self.watcher.handle_report, report)
 
     async def until(self, holds):
         async with asyncio.timeout(30):

@@ -17,8 +17,9 @@ from services.common import rpc
 from services.common.service.telemetry import Telemetry
 from services.engine.contract.core_link import CoreDiedError
 from services.engine.contract.messages import AddRequest, ChoiceOutput, CoreReady, Load, RoundReport
+from services.engine.contract.runner import RunnerInfo
 from services.engine.front.config import FrontConfig
-from services.engine.front.service import EngineServer
+from services.engine.front.service import EngineService
 
 
 class ScriptedCore:
@@ -36,17 +37,22 @@ class ScriptedCore:
     async def start(self, config: Any) -> CoreReady:
         self.config = config
         return CoreReady(
-            model="tiny",
-            model_revision="sha256:0123",
-            numerics_id="fake/1",
+            info=RunnerInfo(
+                model="tiny",
+                model_revision="sha256:0123",
+                numerics_id="fake/1",
+                kv_layout="fake",
+                vocab_size=259,
+                max_model_len=self._max_model_len,
+                eos_token_ids=(258,),
+                kv_bytes_per_block=1,
+                weights_bytes=1,
+                load_s=0.1,
+            ),
             hash_namespace=b"n" * 32,
             block_size=4,
             num_blocks=32,
             max_model_len=self._max_model_len,
-            vocab_size=259,
-            eos_token_ids=[258],
-            load_s=0.1,
-            weights_bytes=1,
             kv_bytes=1,
         )
 
@@ -108,7 +114,7 @@ class SpanSink(InMemorySpanExporter):
 class Harness:
     """One engine server over a scripted core, and clients to it."""
 
-    def __init__(self, server: EngineServer, core: Any, spans: SpanSink) -> None:
+    def __init__(self, server: EngineService, core: Any, spans: SpanSink) -> None:
         self.server = server
         self.core = core
         self.spans = spans
@@ -144,7 +150,7 @@ async def start_front() -> AsyncIterator[Callable[..., Any]]:
             keys.setdefault("engine_id", "engine-under-test")
             keys.setdefault("simulate", "yes")
             config = FrontConfig(**keys)
-            server = EngineServer(config, core, Telemetry(provider))
+            server = EngineService(config, Telemetry(provider), core)
             stack.push_async_callback(server.stop)  # also if it does not start
             await server.start()
             harness = Harness(server, core, spans)

@@ -31,16 +31,16 @@ def stored(*numbers, parent=None):
 def test_batches_are_numbered_and_kept_until_acknowledged():
     log = KvEventLog("e", 7)
     log.append([stored(1, 2), RemovedBlocks(hashes=[block(3)])])
-    first, second = log.after(0)
+    first, second = log.batches_after(0)
     assert (first.sequence, second.sequence) == (1, 2)
     assert (first.engine_id, first.epoch_ms) == ("e", 7)
     assert first.events[0].WhichOneof("event") == "cleared"
     assert second.events[0].stored.block_hashes == short(1, 2)
     assert second.events[0].stored.kind == prefix_index_pb2.BLOCK_KIND_HISTORY
     assert second.events[1].removed.block_hashes == short(3)
-    assert log.after(1) == [second]
+    assert log.batches_after(1) == [second]
     log.acknowledge(1)
-    assert log.after(0) == [second]
+    assert log.batches_after(0) == [second]
 
 
 def test_a_full_log_drops_all_so_that_a_number_is_missed():
@@ -48,7 +48,7 @@ def test_a_full_log_drops_all_so_that_a_number_is_missed():
     for n in range(5):
         log.append([stored(n)])
     assert log.num_dropped > 0
-    numbers = [batch.sequence for batch in log.after(0)]
+    numbers = [batch.sequence for batch in log.batches_after(0)]
     assert numbers[-1] == log.last_sequence == 6
     assert numbers[0] > 1
     assert len(numbers) <= 3
@@ -57,8 +57,8 @@ def test_a_full_log_drops_all_so_that_a_number_is_missed():
 def test_a_snapshot_replaces_what_waits_and_is_cut_into_parts():
     log = KvEventLog("e", 7)
     log.append([stored(1)])
-    log.replace([stored(*range(10_000), parent=block(77)), stored(5)])
-    parts = log.after(0)
+    log.replace_with_snapshot([stored(*range(10_000), parent=block(77)), stored(5)])
+    parts = log.batches_after(0)
     assert [part.snapshot.part for part in parts] == [0, 1, 2]
     assert [part.snapshot.last for part in parts] == [False, False, True]
     assert [part.sequence for part in parts] == [3, 4, 5]
@@ -71,8 +71,8 @@ def test_a_snapshot_replaces_what_waits_and_is_cut_into_parts():
 
 def test_an_empty_snapshot_is_one_part():
     log = KvEventLog("e", 7)
-    log.replace([])
-    (part,) = log.after(0)
+    log.replace_with_snapshot([])
+    (part,) = log.batches_after(0)
     assert part.snapshot.last
     assert not part.events
 
@@ -128,13 +128,13 @@ def kinds(batches):
 async def publisher():
     async with AsyncExitStack() as stack:
 
-        def start(port, ask_core=lambda: None, heartbeat_s=60.0):
+        def start(port, request_snapshot=lambda: None, heartbeat_s=60.0):
             log = KvEventLog("e", 7)
             made = KvEventPublisher(
                 f"127.0.0.1:{port}",
                 rpc.Membership(),
                 log,
-                ask_core=ask_core,
+                request_snapshot=request_snapshot,
                 heartbeat_s=heartbeat_s,
             )
             made.start()
@@ -150,9 +150,9 @@ async def test_an_idle_engine_announces_a_clear_then_events_in_order(serve, publ
     made = publisher(port)
     await index.until(lambda batches: len(batches) == 1)
     assert kinds(index.batches) == ["cleared"]
-    made.add(report())
+    made.add_report(report())
     for n in range(20):
-        made.add(report(stored(n)))
+        made.add_report(report(stored(n)))
     await index.until(lambda batches: len(batches) == 21)
     assert [batch.sequence for batch in index.batches] == list(range(1, 22))
     hashes = [batch.events[0].stored.block_hashes for batch in index.batches[1:]]
@@ -165,8 +165,8 @@ async def test_it_connects_again_and_sends_what_was_not_acknowledged(serve, publ
     made = publisher(port)
     await index.until(lambda batches: len(batches) == 1)
     await server.stop(None)
-    made.add(report(stored(1)))
-    made.add(report(ClearedBlocks()))
+    made.add_report(report(stored(1)))
+    made.add_report(report(ClearedBlocks()))
     successor = Index()
     await serve(successor, port)
     await successor.until(lambda batches: kinds(batches)[-2:] == ["stored", "cleared"])
@@ -177,7 +177,7 @@ async def test_a_service_that_comes_later_than_the_engine(serve, publisher):
     server, port = await serve(index)
     await server.stop(None)
     made = publisher(port)
-    made.add(report(stored(1)))
+    made.add_report(report(stored(1)))
     _, again = await serve(index, port)
     assert again == port
     await index.until(lambda batches: kinds(batches) == ["cleared", "stored"])
@@ -191,11 +191,11 @@ async def test_a_snapshot_on_request(serve, publisher):
     made = publisher(port, asked.set)
     async with asyncio.timeout(20):
         await asked.wait()
-    made.add(report(stored(1)))  # the snapshot that comes will have it
+    made.add_report(report(stored(1)))  # the snapshot that comes will have it
     await asyncio.sleep(0.1)
     assert kinds(index.batches) == ["cleared"]
-    made.add(report(snapshot=[stored(1, 2)]))
-    made.add(report(stored(3)))
+    made.add_report(report(snapshot=[stored(1, 2)]))
+    made.add_report(report(stored(3)))
     await index.until(lambda batches: kinds(batches) == ["cleared", "stored", "stored"])
     assert index.batches[1].snapshot.last
     assert index.batches[1].events[0].stored.block_hashes == short(1, 2)
@@ -220,7 +220,7 @@ async def test_a_newer_process_of_the_same_name_silences_this_one(serve, publish
     async with asyncio.timeout(20):
         await made.ended()
     assert made.stale
-    made.add(report(stored(1)))
+    made.add_report(report(stored(1)))
     assert len(index.batches) == 1
 
 

@@ -37,8 +37,8 @@ async def test_generate_from_text_chat_and_ids(front, out):
     for count, (prompt, ids) in enumerate(prompts, start=1):
         call = front.public.Generate(request(**prompt))
         added = await front.core.got(AddRequest, count)
-        assert added.prompt_token_ids == ids
-        assert added.tenant == ""
+        assert added.request.prompt_token_ids == ids
+        assert added.request.tenant == ""
         front.core.say(out(added.request_key, "yes", "MAX_TOKENS"))
         text = ""
         while (event := await call.read()) is not grpc.aio.EOF:

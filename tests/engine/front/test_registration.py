@@ -9,23 +9,15 @@ from services.common.config.settings import ConfigError
 from services.common.etcd.client import Etcd
 from services.common.etcd.registry import ENGINES_PREFIX
 from services.engine.front.config import FrontConfig
-from services.engine.front.registration import engine_id_of, reachable_address
+from services.engine.front.registration import choose_engine_id
 
 
 def test_the_name_can_be_a_key():
-    assert engine_id_of(FrontConfig(engine_id="engine-1.a_B")) == "engine-1.a_B"
-    assert engine_id_of(FrontConfig()) != engine_id_of(FrontConfig())
+    assert choose_engine_id(FrontConfig(engine_id="engine-1.a_B")) == "engine-1.a_B"
+    assert choose_engine_id(FrontConfig()) != choose_engine_id(FrontConfig())
     for bad in ("a/b", "Ж", "-a", "x" * 65):
         with pytest.raises(ConfigError, match="engine_id"):
-            engine_id_of(FrontConfig(engine_id=bad))
-
-
-def test_an_address_that_nobody_can_use_is_not_announced():
-    with pytest.raises(ConfigError, match="advertise: needed"):
-        reachable_address(FrontConfig(host="0.0.0.0", etcd=("e:1",)), "0.0.0.0:5")
-    assert reachable_address(FrontConfig(host="0.0.0.0"), "0.0.0.0:5") == "0.0.0.0:5"
-    told = FrontConfig(host="0.0.0.0", etcd=("e:1",), advertise="me:5")
-    assert reachable_address(told, "0.0.0.0:5") == "me:5"
+            choose_engine_id(FrontConfig(engine_id=bad))
 
 
 async def _entry(etcd, key, holds):
@@ -49,8 +41,7 @@ async def test_the_entry_in_etcd_follows_the_engine(start_front, etcd_endpoint):
     info = await _entry(etcd, key, lambda info: info is not None)
     assert (info.engine_id, info.address, info.model) == ("registered", "host:1", "tiny")
     assert (info.block_size, info.hash_namespace, info.role) == (4, b"n" * 32, "both")
-    told = await front.engine.GetInfo(engine_pb2.GetInfoRequest())
-    assert told == info
+    assert await front.engine.GetInfo(engine_pb2.GetInfoRequest()) == info
     await front.engine.Drain(engine_pb2.DrainRequest())
     await _entry(etcd, key, lambda info: info is not None and info.draining)
     await front.server.stop()

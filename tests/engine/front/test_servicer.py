@@ -172,7 +172,7 @@ async def test_a_continued_stream_says_nothing_twice(front, run_request, out):
     request.continuation.choices.add(index=0, token_ids=list(b"abc"))
     call = front.engine.Run(request)
     added = await front.core.got(AddRequest)
-    assert added.continued == [list(b"abc")]
+    assert added.request.continued == (tuple(b"abc"),)
     front.core.say(out(added.request_key, "dx", "MAX_TOKENS"))
     events = await take(call, "summary")
     assert text_of(events) == "cdx"

@@ -15,7 +15,7 @@ VERBS = ["enqueue", "admit", "submit", "collect", "release"]
 
 def marks(key, start_ns, *verbs):
     return [
-        Mark(key, verb, start_ns + index * 1_000_000, detail)
+        Mark(key, verb, start_ns + index * 1_000_000, **detail)
         for index, (verb, detail) in enumerate(verbs)
     ]
 
@@ -31,15 +31,15 @@ async def run(front, run_request, out, metadata):
             ("enqueue", {}),
             ("admit", {"cached_tokens": 2}),
             ("submit", {"start": 0, "tokens": 2}),
-            ("submit", {"preempted": 1, "lost_tokens": 2}),
+            ("submit", {"preempted": True, "lost_tokens": 2}),
             ("submit", {"start": 0, "tokens": 3}),
         )
     )
     front.core.say(
         out(key, "hi", "MAX_TOKENS", num_cached_tokens=2),
         marks=[
-            Mark(key, "collect", start + 10_000_000, {"first": 1}),
-            Mark(key, "collect", start + 20_000_000, {"end": 1}),
+            Mark(key, "collect", start + 10_000_000, first=True),
+            Mark(key, "collect", start + 20_000_000, end=True),
         ],
     )
     while not (await call.read()).HasField("summary"):

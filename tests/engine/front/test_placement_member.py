@@ -41,7 +41,7 @@ async def _tokens(front, number, prompt):
     token_ids, versions = [], []
     async for event in front.engine.Run(_request(number, prompt)):
         token_ids += event.delta.token_ids
-        versions.append(front.server._board.placement_version)
+        versions.append(front.server.load_state.placement_version)
     return token_ids, (versions[0], versions[-1])
 
 
@@ -96,21 +96,21 @@ async def test_maps_that_are_set_while_streams_run_change_no_token(
         file = tmp_path / f"{number}.json"
         file.write_text(json.dumps({"phy2log": rows}))
         assert await _placement("set", str(file), etcd, "--group=moe") == 0
-        assert front.server._board.placement_version == number
+        assert front.server.load_state.placement_version == number
     await _counted(etcd_endpoint)  # counts come every few seconds, a plan needs some
     assert await _placement("set", "--plan", etcd, "--group=moe") == 0
     assert await _placement("rollback", "1", etcd, "--group=moe") == 0
-    version = front.server._board.placement_version
+    version = front.server.load_state.placement_version
     done.set()
     await asyncio.gather(*lanes)
     assert len(runs) >= len(lanes)
     assert any(first != last for first, last in runs), "no stream ran through a change"
     assert version in (3, 4)  # a plan that gains nothing is not written
     assert f"version {version} written" in capsys.readouterr().out
-    await _check_what_is_told(front, etcd_endpoint, version)
+    await _check_reported_version(front, etcd_endpoint, version)
 
 
-async def _check_what_is_told(front, etcd_endpoint, version):
+async def _check_reported_version(front, etcd_endpoint, version):
     """The version in GetInfo, in the load, in the registry, and in the next request's trace."""
     info = await front.engine.GetInfo(engine_pb2.GetInfoRequest())
     assert info.placement_version == version
@@ -121,8 +121,8 @@ async def _check_what_is_told(front, etcd_endpoint, version):
     async with asyncio.timeout(20):
         while True:
             entry = await etcd.get(f"{ENGINES_PREFIX}engine-under-test")
-            told = json_format.Parse(entry.value, engine_pb2.EngineInfo())
-            if told.placement_version == version:
+            found = json_format.Parse(entry.value, engine_pb2.EngineInfo())
+            if found.placement_version == version:
                 break
     await etcd.close()
     front.spans.clear()

@@ -31,7 +31,7 @@ def drain(choice):
 
 def test_an_end_token_is_in_the_ids_and_not_in_the_text():
     choice = stream()
-    choice.add(output([*b"ok", EOS], "EOS", EOS))
+    choice.add_output(output([*b"ok", EOS], "EOS", EOS))
     delta = drain(choice)
     assert (delta.text, list(delta.token_ids)) == ("ok", [*b"ok", EOS])
     assert choice.finished.reason == inference_pb2.FINISH_REASON_EOS
@@ -40,14 +40,14 @@ def test_an_end_token_is_in_the_ids_and_not_in_the_text():
 def test_a_stop_token_shows_only_if_it_was_asked_for():
     for include, text in ((False, "<think>ok"), (True, "<think>ok</think>")):
         choice = stream(stop_token_ids=(END_THINK,), include_stop_in_output=include)
-        choice.add(output([THINK, *b"ok", END_THINK], "STOP_TOKEN", END_THINK))
+        choice.add_output(output([THINK, *b"ok", END_THINK], "STOP_TOKEN", END_THINK))
         assert drain(choice).text == text
         assert choice.finished.stop_token_id == END_THINK
 
 
 def test_an_added_token_as_a_stop_string():
     choice = stream(stop_strings=("</think>",))
-    choice.add(output([THINK, *b"ok", END_THINK, *b"1"]))
+    choice.add_output(output([THINK, *b"ok", END_THINK, *b"1"]))
     delta = drain(choice)
     assert (delta.text, list(delta.token_ids)) == ("<think>ok", [THINK, *b"ok", END_THINK])
     assert choice.finished.stop_string == "</think>"
@@ -56,15 +56,15 @@ def test_an_added_token_as_a_stop_string():
 
 def test_what_was_held_is_said_at_the_end():
     choice = stream(stop_strings=("xyz",))
-    choice.add(output(b"axy"))
+    choice.add_output(output(b"axy"))
     assert drain(choice).text == "a"
-    choice.add(output([0xC3], "MAX_TOKENS"))
+    choice.add_output(output([0xC3], "MAX_TOKENS"))
     assert drain(choice).text == "xy\ufffd"
 
 
 def test_no_stop_string_counts_before_min_tokens():
     choice = stream(stop_strings=("b",), min_tokens=3)
-    choice.add(output(b"abab"))
+    choice.add_output(output(b"abab"))
     delta = drain(choice)
     assert (delta.text, bytes(delta.token_ids)) == ("aba", b"abab")
     assert choice.finished.stop_string == "b"
@@ -72,7 +72,7 @@ def test_no_stop_string_counts_before_min_tokens():
 
 def test_a_delta_without_text_still_has_its_tokens():
     choice = stream(stop_strings=("ab",))
-    choice.add(output(b"a"))
+    choice.add_output(output(b"a"))
     delta = drain(choice)
     assert (delta.text, list(delta.token_ids), delta.num_tokens) == ("", [97], 1)
     assert choice.take_delta() is None
@@ -81,7 +81,7 @@ def test_a_delta_without_text_still_has_its_tokens():
 def test_logprobs_stay_aligned_when_a_stop_cuts_the_tokens():
     choice = stream(stop_strings=("b",), logprobs=True)
     entries = [TokenLogprobs(token, -1.0, []) for token in b"abc"]
-    choice.add(output(b"abc", logprobs=entries))
+    choice.add_output(output(b"abc", logprobs=entries))
     delta = drain(choice)
     assert list(delta.token_ids) == [97, 98]
     assert [entry.token_id for entry in delta.logprobs] == [97, 98]
@@ -89,34 +89,34 @@ def test_logprobs_stay_aligned_when_a_stop_cuts_the_tokens():
 
 def test_nothing_counts_after_the_end():
     choice = stream(stop_strings=("b",))
-    choice.add(output(b"ab"))
-    choice.add(output(b"more", "MAX_TOKENS"))
+    choice.add_output(output(b"ab"))
+    choice.add_output(output(b"more", "MAX_TOKENS"))
     assert choice.finished.stop_string == "b"
     assert list(drain(choice).token_ids) == list(b"ab")
 
 
 def test_text_that_was_flushed_before_the_engine_died_is_not_said_twice():
     whole = stream()
-    whole.add(output(b"a\xc3", "MAX_TOKENS"))
+    whole.add_output(output(b"a\xc3", "MAX_TOKENS"))
     sent = drain(whole)
     assert sent.text == "a\ufffd"
     choice = stream()
     choice.replay(list(b"a\xc3"), len(sent.text.encode()))
-    choice.add(output(b"", "MAX_TOKENS"))
+    choice.add_output(output(b"", "MAX_TOKENS"))
     assert choice.take_delta() is None
     assert choice.num_tokens == 2
 
 
 def test_a_choice_of_which_nothing_was_sent_still_begins_with_its_echo():
     choice = stream()
-    choice.begin_with("prompt ")
+    choice.add_prompt("prompt ")
     choice.replay([], 0)
-    choice.add(output(b"a"))
+    choice.add_output(output(b"a"))
     assert drain(choice).text == "prompt a"
     again = stream()
-    again.begin_with("prompt ")
+    again.add_prompt("prompt ")
     again.replay(list(b"a"), len("prompt a"))
-    again.add(output(b"b"))
+    again.add_output(output(b"b"))
     assert drain(again).text == "b"
 
 
@@ -134,7 +134,7 @@ def run(ids, cuts, reads, continued=0, **params):
     text, out = "", []
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
         last = stop == len(rest)
-        choice.add(output(rest[start:stop], "MAX_TOKENS" if last else None))
+        choice.add_output(output(rest[start:stop], "MAX_TOKENS" if last else None))
         if number % reads == 0:
             delta = drain(choice)
             text, out = text + delta.text, [*out, *delta.token_ids]
@@ -161,7 +161,7 @@ def test_another_engine_goes_on_where_one_left(ids, stops, data):
     text, out, end, count = run(ids, [], 1, **params)
     place = data.draw(st.integers(0, max(0, len(out) - 1)))
     first = stream(**params)
-    first.add(output(ids[:place]))
+    first.add_output(output(ids[:place]))
     said = drain(first).text
     more, rest, again, total = run(ids, [], 1, continued=place, **params)
     assert (said + more, ids[:place] + rest, again, total) == (text, out, end, count)
