@@ -15,7 +15,7 @@ from services.engine.eplb.planning import (
     Plan,
     PlanSettings,
     as_table,
-    draft,
+    draft_map,
     make_plan,
     slots_in_use,
     sum_loads,
@@ -54,7 +54,7 @@ def draft_of(
     plan: Plan, args: argparse.Namespace, target: Target, shape: ExpertShape, **origin: Any
 ) -> PlacementMap:
     """The planned map, without a version; `origin` has author and created_unix_ms."""
-    return draft(
+    return draft_map(
         plan,
         shape,
         model=target.model,
