@@ -28,7 +28,7 @@ from services.balancer.engines.breaker import Breaker
 from services.balancer.engines.engine_view import CostModel
 from services.balancer.engines.member import Member, Outcome
 from services.balancer.queue.admission import Admission
-from services.balancer.request.incoming import asked_of, parse
+from services.balancer.request.incoming import parse, routing_request
 from services.balancer.routing.decision_ledger import DecisionLedger
 from services.balancer.routing.policies import POLICIES
 from services.balancer.routing.prefix_holds import PrefixHolds
@@ -52,7 +52,7 @@ def make_members(count, rng):
         )
         channel: grpc.aio.Channel = None
         member = Member(info, channel, Breaker(), stall_limit_s=1e9, clock=time.monotonic)
-        member.report(
+        member.apply_report(
             engine_pb2.LoadReport(
                 running_requests=rng.randrange(30),
                 uncached_tokens_queued=rng.randrange(4000),
@@ -77,8 +77,8 @@ async def measure(args):
         now = time.monotonic()
         return [member.view(now) for member in members.values()]
 
-    door = Admission(views, queue_size=100, headroom=4, patience_s=1)
-    router = Router(args.policy, views, door.has_room, cost=CostModel(), rng=rng)
+    admission = Admission(views, queue_size=100, headroom=4, patience_s=1)
+    router = Router(args.policy, views, admission.has_free_slots, cost=CostModel(), rng=rng)
     ledger, holds = DecisionLedger(2048), PrefixHolds()
     raw = engine_pb2.EngineRequest(
         request=inference_pb2.GenerateRequest(
@@ -97,34 +97,35 @@ async def measure(args):
             await asyncio.sleep(early)
         parts["late"].append(max(time.perf_counter() - due, 0.0))
         marks = [time.perf_counter()]
-        asked = asked_of(parse(raw).request)
+        request = routing_request(parse(raw).request)
         marks.append(time.perf_counter())
-        grant = await door.enter(asked, None)
+        slot = await admission.enter(request, None)
         marks.append(time.perf_counter())
         root = block_hash.root(b"n" * 32, b"")
-        chain = block_hash.join_for_index(block_hash.hash_blocks(root, asked.token_ids, 32))
+        chain = block_hash.join_for_index(block_hash.hash_blocks(root, request.token_ids, 32))
         marks.append(time.perf_counter())
         known = {(f"engine-{number % args.engines}", 1): 512}
         matches = Matches(True, known, {(b"n" * 32, 32): chain}, holds)
-        choice, candidates = router.choose(asked, router.eligible(asked), matches)
+        routing = router.choose(request, router.eligible(request), matches)
         ledger.add(
             f"r{number}",
             "trace",
             0,
             router.policy_name,
-            choice,
-            candidates,
+            routing,
             prompt_tokens=args.prompt_tokens,
             match_known=True,
         )
-        member = members[choice.candidate.engine.engine_id]
-        ticket = member.dispatch(uncached_tokens=10, blocks=1)
-        life = choice.candidate.engine.engine_id, choice.candidate.engine.epoch_ms
-        ticket.on_end = holds.hold(life, matches.chain_for(choice.candidate.engine))
-        grant.use()
+        engine = routing.engine
+        dispatch = members[engine.engine_id].dispatch(
+            uncached_tokens=10,
+            blocks=1,
+            on_end=holds.hold(engine.life, matches.chain_for(engine)),
+        )
+        slot.use()
         marks.append(time.perf_counter())
-        ticket.end(Outcome.ANSWERED)
-        grant.leave()
+        dispatch.end(Outcome.ANSWERED)
+        slot.close()
         for name, start, end in zip(names[1:], marks, marks[1:], strict=False):
             parts[name].append(end - start)
     parts["decision (admit + decide)"] = [

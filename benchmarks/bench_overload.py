@@ -163,11 +163,11 @@ async def measure(plan: Plan, loads: Sequence[float]) -> list[Outcome]:
 
 
 async def _all_serve(service: BalancerService, count: int) -> None:
-    assert service.rooms is not None
-    views = service.rooms.registry.views
+    assert service.dependencies is not None
+    views = service.dependencies.registry.views
     async with asyncio.timeout(30):
         while sum(view.state is EngineState.SERVING for view in views(MODEL)) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # another room's state: no event tells of it
+            await asyncio.sleep(0.02)  # no event reports the state of an engine
 
 
 async def _load(

@@ -11,7 +11,7 @@ from random import Random
 
 from benchmarks.route_trace.engine import Engine, Finished, Rates
 from benchmarks.route_trace.trace import BLOCK_SIZE, NAMESPACE, Request
-from services.balancer.engines.engine_view import Asked, CostModel, EngineView
+from services.balancer.engines.engine_view import CostModel, EngineView, RoutingRequest
 from services.balancer.routing.prefix_holds import PrefixHolds
 from services.balancer.routing.prefix_match import Matches
 from services.balancer.routing.router import Router
@@ -94,7 +94,7 @@ class Fleet:
         self.holds = PrefixHolds()
         self.deciding_s = 0.0
         self._releases: dict[int, Callable[[], None]] = {}
-        self._router = Router(policy, self._views, _has_room, cost=cost, rng=Random(seed))
+        self._router = Router(policy, self._views, _has_free_slots, cost=cost, rng=Random(seed))
 
     def advance(self, now_s: float) -> None:
         """Let the engines work until then, and tell the index."""
@@ -109,14 +109,14 @@ class Fleet:
     def send(self, request: Request, now_s: float) -> str:
         """Route one request; the engine's id."""
         began = time.perf_counter()
-        asked = Asked(
+        wanted = RoutingRequest(
             str(request.number), "m", range(request.input_length), session_id=request.session
         )
         found = self.index.match(request.chain[: request.reusable])
         tokens = {(name, 1): n * BLOCK_SIZE for name, n in found.items()}
         chain = join_for_index(request.chain[: request.reusable])
         matches = Matches(True, tokens, {(NAMESPACE, BLOCK_SIZE): chain}, self.holds)
-        choice, _ = self._router.choose(asked, self._router.eligible(asked), matches)
+        choice, _ = self._router.choose(wanted, self._router.eligible(wanted), matches)
         self.deciding_s += time.perf_counter() - began
         engine = self.engines[choice.candidate.engine.engine_id]
         engine.add(request, now_s, choice.candidate.matched_tokens)
@@ -154,8 +154,8 @@ class Fleet:
         return [engine.view() for engine in self.engines.values()]
 
 
-def _has_room(engine: EngineView, seats: int) -> bool:
-    return engine.occupancy + seats <= engine.max_num_seqs + HEADROOM
+def _has_free_slots(engine: EngineView, slots: int) -> bool:
+    return engine.occupancy + slots <= engine.max_num_seqs + HEADROOM
 
 
 def at_rate(trace: Sequence[Request], requests_per_s: float) -> list[Request]:

@@ -1,1 +1,1 @@
-"""Routes each request to an engine and fails over."""
+"""The balancer: routes each request to an engine, and resumes its stream if that engine fails."""

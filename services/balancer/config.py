@@ -1,4 +1,4 @@
-"""What a balancer is told at start; see `python -m services.balancer --help`."""
+"""The configuration of a balancer; see `python -m services.balancer --help`."""
 
 import re
 import socket
@@ -9,7 +9,8 @@ from services.common.config.service_config import ServiceConfig
 from services.common.config.settings import setting
 from services.common.etcd.config import EtcdKeys, endpoints_setting
 
-CARRY_ON = ("never", "exact", "equal", "any")
+RESUME_RULES = ("never", "exact", "equal", "any")
+"""Values of `carry_on`: which engines may resume a broken stream."""
 
 
 def _policy(name: str) -> str | None:
@@ -22,13 +23,15 @@ def _policy(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class BalancerConfig(EtcdKeys, ServiceConfig):
-    """Where the fleet is found, how an engine is chosen and when one is given up."""
+    """Where engines are found, how one is chosen, and when one is given up."""
 
     balancer_id: str = setting(
-        "", "name in the registry; default: made of this machine's name and the port"
+        "", "name in the registry; default: derived from this machine's name and the port"
     )
-    etcd: tuple[str, ...] = endpoints_setting("host:port of etcd, where engines say that they live")
-    kvcache: str = setting("", "host:port of the prefix index; empty: choose by load alone")
+    etcd: tuple[str, ...] = endpoints_setting("host:port of etcd, where engines register")
+    kvcache: str = setting(
+        "", "host:port of kvcache, the prefix index; empty: choose by load alone"
+    )
     admin_port: int = setting(
         0, "port of the operators' Fleet service; 0 takes a free one", low=0, high=65535
     )
@@ -49,44 +52,49 @@ class BalancerConfig(EtcdKeys, ServiceConfig):
     )
     carry_on: str = setting(
         "equal",
-        "where a stream that broke after its first token may go on: exact (equal numerics, and "
-        "deterministic mode or a greedy request), equal (equal numerics), any (same model)",
-        choices=CARRY_ON,
+        "which engines may resume a stream that broke after its first token: exact (equal "
+        "numerics, and deterministic mode or a greedy request), equal (equal numerics), any (same "
+        "model), never",
+        choices=RESUME_RULES,
     )
     queue_size: int = setting(
-        512, "requests of one model that may wait for a place; more are refused", low=0
+        512, "requests of one model that may wait for a slot; more are refused", low=0
     )
     engine_headroom: int = setting(
-        4, "requests an engine is given beyond the sequences it runs at once", low=0, high=1024
+        4, "slots of an engine beyond the sequences that it runs at once", low=0, high=1024
     )
     patience_s: float = setting(
-        1.0, "how long a request waits for any healthy engine", unit="seconds", low=0, high=600
+        1.0, "how long a request waits for a healthy engine", unit="seconds", low=0, high=600
     )
     carry_on_wait_s: float = setting(
         10.0,
-        "how long a broken stream waits for an engine that may carry it on",
+        "how long a broken stream waits for an engine that may resume it",
         unit="seconds",
         low=0,
         high=600,
     )
     stall_limit_s: float = setting(
         10.0,
-        "an engine without progress this long (plus its prefill's expected time) is given up",
+        "an engine without progress for this long (plus its prefill's expected time) is given up",
         unit="seconds",
         low=0.1,
         high=3600,
     )
-    breaker_failures: int = setting(3, "failures in a row that take an engine out", low=1)
+    breaker_failures: int = setting(3, "consecutive failures that take an engine out of use", low=1)
     breaker_open_s: float = setting(
-        1.0, "how long it stays out at first; doubles up to 30 s", unit="seconds", low=0.01, high=30
+        1.0,
+        "how long it stays out of use at first; doubles up to 30 s",
+        unit="seconds",
+        low=0.01,
+        high=30,
     )
-    explain_requests: int = setting(2048, "recent requests that Explain remembers", low=1)
+    explain_requests: int = setting(2048, "recent requests that Explain can show", low=1)
 
 
 def balancer_id_of(config: BalancerConfig, port: int) -> str:
-    """The configured name in the registry, or one that no other balancer has.
+    """The configured name in the registry, or a unique one derived from host name and port.
 
-    Not made of `host`: 0.0.0.0 is the same on every machine and in every container.
+    It is not derived from `host`, because 0.0.0.0 is the same on every machine.
     """
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
     return config.balancer_id or f"balancer-{name}-{port}"

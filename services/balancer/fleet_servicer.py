@@ -1,4 +1,4 @@
-"""admin.v1.Fleet: what operators see of the fleet and may do to it."""
+"""Serves admin.v1.Fleet: operators list engines, drain them and look up routing decisions."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from services.balancer.routing.decision_ledger import DecisionLedger
 from services.common import errors
 
 SERVICE_NAME = "inferfleet.admin.v1.Fleet"
-# What an engine needs beyond the grace to answer.
+# Time that an engine needs to answer after the grace is over.
 _DRAIN_SLACK_S = 5.0
 MAX_GRACE_S = 3600.0
 
@@ -24,8 +24,9 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     """Served on the admin port only.
 
     Args:
-        metadata: what shows our membership to engines.
-        changed: called when an engine was taken out of routing.
+        metadata: call metadata that proves fleet membership.
+        changed: called after an engine was taken out of routing.
+        clock: the registry's clock.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def ListEngines(
         self, request: fleet_pb2.ListEnginesRequest, context: Any
     ) -> fleet_pb2.ListEnginesResponse:
-        """All engines in the view, whatever their state."""
+        """All engines in the view, in any state."""
         now = self._clock()
         return fleet_pb2.ListEnginesResponse(
             engines=[
@@ -63,19 +64,19 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def Drain(
         self, request: fleet_pb2.DrainEngineRequest, context: Any
     ) -> fleet_pb2.DrainEngineResponse:
-        """Take the engine out of routing at once, then ask it to finish its streams."""
+        """Take the engine out of routing at once, then let it finish its streams."""
         _check_grace(request.grace_s)
         member = self._registry.member(request.engine_id)
         if member is None:
             raise errors.NotFoundError(
                 f"engine_id: no engine {request.engine_id[:128]!r}", reason="ENGINE_NOT_FOUND"
             )
-        member.ordered_to_drain = True
+        member.order_drain()
         self._changed()
         try:
             result = await self._drain(member, request.grace_s)
         except grpc.RpcError as error:
-            # It gets no new work in any case; a second Drain may be tried.
+            # The engine gets no new work in any case. The operator may try again.
             raise errors.UnavailableError(
                 f"engine {request.engine_id} is out of routing but did not drain: "
                 f"{errors.error_of(error).message}",
@@ -86,10 +87,10 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def DrainRevision(
         self, request: fleet_pb2.DrainRevisionRequest, context: Any
     ) -> fleet_pb2.DrainRevisionResponse:
-        """Take all engines of a revision out of routing at once, then ask each to finish.
+        """Take all engines of a revision out of routing at once, then let each finish its streams.
 
-        Requests that waited here for the revision are told UNAVAILABLE within the patience, and the
-        gateway takes them to another one of their alias.
+        Requests that wait here for the revision end with UNAVAILABLE within `patience_s`. The
+        gateway then sends them to another revision of their alias.
         """
         _check_grace(request.grace_s)
         members = [
@@ -104,14 +105,16 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
                 reason="REVISION_NOT_FOUND",
             )
         for member in members:
-            member.ordered_to_drain = True
+            member.order_drain()
         self._changed()
         grace_s = request.grace_s
         return fleet_pb2.DrainRevisionResponse(
-            engines=await asyncio.gather(*(self._drained(member, grace_s) for member in members))
+            engines=await asyncio.gather(
+                *(self._drain_or_report(member, grace_s) for member in members)
+            )
         )
 
-    async def _drained(self, member: Member, grace_s: float) -> fleet_pb2.DrainedEngine:
+    async def _drain_or_report(self, member: Member, grace_s: float) -> fleet_pb2.DrainedEngine:
         name = member.info.engine_id
         try:
             result = await self._drain(member, grace_s)
@@ -132,13 +135,13 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.ExplainRequest, context: Any
     ) -> fleet_pb2.ExplainResponse:
         """The decisions of one recent request."""
-        story = self._decisions.explain(request.request_id)
-        if story is None:
+        found = self._decisions.explain(request.request_id)
+        if found is None:
             raise errors.NotFoundError(
                 f"request_id: {request.request_id[:128]!r} is not among the recent requests",
                 reason="REQUEST_NOT_FOUND",
             )
-        return story
+        return found
 
 
 def _check_grace(grace_s: float) -> None:

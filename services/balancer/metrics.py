@@ -1,4 +1,8 @@
-"""The balancer's metrics. Gauges are read from their owners at scrape time, never counted twice."""
+"""The metrics of the balancer.
+
+The parts write counters and histograms. Gauges are read from the owner of the value at each scrape,
+so that no value is counted twice.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +18,7 @@ _WAIT_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
 
 @dataclass(frozen=True)
 class EngineGauges:
-    """What /metrics shows of one engine."""
+    """The gauges of one engine."""
 
     engine_id: str
     model: str
@@ -23,8 +27,8 @@ class EngineGauges:
     breaker: int
 
 
-class Stats:
-    """Counters that the rooms write, in one registry."""
+class BalancerMetrics:
+    """All metrics of the balancer, in one Prometheus registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -61,7 +65,7 @@ class Stats:
         )
         self.queue_s = Histogram(
             name + "queue_seconds",
-            "Time a request waited for a place.",
+            "Time a request waited for a slot.",
             buckets=_WAIT_S,
             registry=self.registry,
         )
@@ -78,7 +82,13 @@ class Stats:
         queued: Callable[[], Mapping[str, int]],
         index_breaker: Callable[[], int],
     ) -> None:
-        """Read these at each scrape."""
+        """Register the sources of the gauges, which are read at each scrape.
+
+        Args:
+            engines: gauges of all engines.
+            queued: waiting requests by model.
+            index_breaker: state of the prefix index's breaker.
+        """
         self.registry.register(_Gauges(engines, queued, index_breaker))
 
 
@@ -94,11 +104,11 @@ class _Gauges(Collector):
         self._index_breaker = index_breaker
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the owners may not be there yet."""
+        """No descriptions: the owners may not exist yet."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """One sample per engine and model."""
+        """Read one sample per engine and model."""
         in_flight = GaugeMetricFamily(
             "inferfleet_balancer_in_flight", "Requests at an engine.", labels=["engine"]
         )
@@ -118,7 +128,7 @@ class _Gauges(Collector):
             state.add_metric([engine.engine_id, engine.model, engine.state], 1)
         breaker.add_metric(["kvcache"], self._index_breaker())
         queue = GaugeMetricFamily(
-            "inferfleet_balancer_queue_length", "Requests waiting for a place.", labels=["model"]
+            "inferfleet_balancer_queue_length", "Requests waiting for a slot.", labels=["model"]
         )
         for model, length in self._queued().items():
             queue.add_metric([model], length)

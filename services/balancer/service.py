@@ -1,4 +1,4 @@
-"""The balancer as a service: builds the rooms, joins them, starts and stops them in order."""
+"""Puts the balancer's parts together, and starts and stops them in order."""
 
 import asyncio
 import json
@@ -6,6 +6,9 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,11 +18,11 @@ from inferfleet_proto.admin.v1 import fleet_pb2_grpc
 from services.balancer import fleet_servicer
 from services.balancer.config import BalancerConfig, balancer_id_of
 from services.balancer.engines.engine_view import CostModel
-from services.balancer.engines.registry import EngineKeys, EngineRegistry
-from services.balancer.metrics import EngineGauges, Stats
+from services.balancer.engines.registry import EngineRegistry
+from services.balancer.metrics import BalancerMetrics, EngineGauges
 from services.balancer.queue.admission import Admission
 from services.balancer.request import run_servicer
-from services.balancer.request.exchange import Rooms
+from services.balancer.request.dependencies import Dependencies
 from services.balancer.routing.decision_ledger import DecisionLedger
 from services.balancer.routing.prefix_match import PrefixMatcher
 from services.balancer.routing.router import Router
@@ -31,137 +34,148 @@ from services.common.etcd.registry import (
     BALANCERS_PREFIX,
     ENGINES_PREFIX,
     Registration,
+    RegistryRecords,
     RegistryView,
 )
 from services.common.service import lifecycle
 from services.common.service.advertise import advertised_address
+from services.common.service.background import Background
 from services.common.service.metrics import MetricsServer
 from services.common.service.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-_CUT_S = 1.0
+_STOP_S = 1.0
 _HEALTH_S = 0.1
 
 
+@dataclass(frozen=True)
+class _Server:
+    """A gRPC server that serves one service and its health."""
+
+    service_name: str
+    health: Any
+    address: str
+
+    async def set_serving(self, serving: bool) -> None:
+        await rpc.set_health(self.health, (self.service_name,), serving=serving)
+
+
 class BalancerService:
-    """lifecycle.Service of a balancer.
+    """The balancer as `lifecycle.main` runs it.
 
     Args:
-        keys: used instead of etcd's view of the engines, for tests.
+        records: records of the engines; by default those in etcd. For tests.
     """
 
     def __init__(
-        self, config: BalancerConfig, telemetry: Telemetry, keys: EngineKeys | None = None
+        self, config: BalancerConfig, telemetry: Telemetry, records: RegistryRecords | None = None
     ) -> None:
         self._config = config
         self._telemetry = telemetry
-        self._given_keys = keys
-        self._membership = rpc.Membership.from_config(config)
-        self._closers: list[Callable[[], Any]] = []
-        self._servicer: run_servicer.RunServicer | None = None
+        self._given_records = records
+        self._stack = AsyncExitStack()
+        self._background = Background()
+        self._servers: list[_Server] = []
         self._registration: Registration | None = None
-        self._health: list[tuple[Any, str]] = []
         self._serving = False
+        self.servicer: run_servicer.RunServicer | None = None
+        self.dependencies: Dependencies | None = None
         self.address = ""
+        """host:port for gateways; empty before `start`, as the two below."""
         self.admin_address = ""
         self.metrics_address = ""
-        self.rooms: Rooms | None = None
 
     async def start(self) -> None:
-        """Listen, follow the fleet and register.
+        """Listen, follow the engines and register.
 
         Raises:
-            ConfigError: an address cannot be had, or there is nowhere to find engines.
+            ConfigError: an address is in use, a file cannot be read, or etcd is not configured.
         """
-        etcd = self._make_etcd()
-        keys = self._given_keys
-        if keys is None:
-            assert etcd is not None
-            view = RegistryView(etcd, ENGINES_PREFIX)
-            await view.start()
-            self._closers.append(view.stop)
-            keys = view
-        rooms = self.rooms = self._make_rooms(keys)
-        self._closers.append(rooms.matcher.close)
-        await rooms.registry.start()
-        self._closers.append(rooms.registry.stop)
-        self._servicer = run_servicer.RunServicer(rooms, self._telemetry.tracer)
-        self.address = await self._serve(
-            self._config.port,
-            run_servicer.SERVICE_NAME,
-            lambda server: server.add_generic_rpc_handlers((self._servicer_of().handler(),)),
-        )
-        admin = fleet_servicer.FleetServicer(
-            rooms.registry, rooms.decisions, self._membership.metadata, rooms.admission.pump
-        )
-        self.admin_address = await self._serve(
-            self._config.admin_port,
-            fleet_servicer.SERVICE_NAME,
-            lambda server: fleet_pb2_grpc.add_FleetServicer_to_server(admin, server),
-        )
-        self._start_metrics(rooms)
+        config, stack = self._config, self._stack
+        membership = rpc.Membership.from_config(config)
+        etcd = self._connect_etcd()
+        records = await self._start_records(etcd)
+        deps = self.dependencies = self._make_dependencies(membership, records)
+        stack.push_async_callback(deps.matcher.close)
+        stack.push_async_callback(deps.registry.stop)
+        stack.push_async_callback(self._background.close)
+        deps.registry.start()
+        await self._start_servers(deps, membership)
+        self._start_metrics(deps, membership)
         self._serving = True
-        watch = asyncio.create_task(self._tell_health(rooms.registry), name="health")
-        self._closers.append(lambda: _ended(watch))
-        await self._register(etcd)
+        self._background.spawn(self._follow_health(self._servers[0], deps.registry), "health")
+        address = advertised_address(config, self.address, config.etcd)
+        if etcd is not None:
+            await self._register(etcd, address)
+        # Pushed last, so that it runs first: running streams must end with a status.
+        stack.push_async_callback(self._servicer().interrupt, _STOP_S)
         lifecycle.write_ready(
-            self._config.ready_file,
+            config.ready_file,
             service="balancer",
-            address=self._advertised,
+            address=address,
             metrics_address=self.metrics_address,
         )
         log.info("balancer serves at %s, operators at %s", self.address, self.admin_address)
 
     async def drain(self) -> None:
-        """Leave the registry, refuse new work, let streams end within the grace."""
+        """Leave the registry, refuse new work, let streams end within `drain_grace_s`."""
         self._serving = False
-        for servicer, name in self._health:
-            await rpc.set_health(servicer, (name,), serving=False)
+        for server in self._servers:
+            await server.set_serving(False)
         if self._registration is not None:
             await self._registration.stop()
         try:
-            await asyncio.wait_for(self._servicer_of().drain(), self._config.drain_grace_s)
+            await asyncio.wait_for(self._servicer().drain(), self._config.drain_grace_s)
         except TimeoutError:
-            log.warning("the grace is over: running streams are ended")
+            log.warning(
+                "streams still run after drain_grace_s = %g s; ending them",
+                self._config.drain_grace_s,
+            )
 
     async def stop(self) -> None:
         """Free everything, newest first; idempotent, safe after a failed start."""
         self._serving = False
-        if self._servicer is not None:
-            # Here and not in the drain: a second signal ends that early.
-            await self._servicer.cut(_CUT_S)
-        while self._closers:
-            result = self._closers.pop()()
-            if result is not None:
-                await result
+        await self._stack.aclose()
 
     async def failed(self) -> str:
-        """Never: whatever is away comes back or is done without."""
-        return await lifecycle.never()
+        """Return the reason when a background task has ended; never returns otherwise."""
+        return await self._background.failed()
 
-    @property
-    def _advertised(self) -> str:
-        return advertised_address(self._config, self.address, self._config.etcd)
+    def _servicer(self) -> run_servicer.RunServicer:
+        assert self.servicer is not None, "the service was not started"
+        return self.servicer
 
-    def _servicer_of(self) -> run_servicer.RunServicer:
-        assert self._servicer is not None
-        return self._servicer
-
-    def _make_etcd(self) -> Etcd | None:
+    def _connect_etcd(self) -> Etcd | None:
         if not self._config.etcd:
-            if self._given_keys is None:
+            if self._given_records is None:
                 raise ConfigError("etcd: must name at least one host:port; engines register there")
             return None
         etcd = connect(self._config)
-        self._closers.append(etcd.close)
+        self._stack.push_async_callback(etcd.close)
         return etcd
 
-    def _make_rooms(self, keys: EngineKeys) -> Rooms:
-        config, stats = self._config, Stats()
-        # Registry and door know each other only through these two calls.
+    async def _start_records(self, etcd: Etcd | None) -> RegistryRecords:
+        if self._given_records is not None:
+            return self._given_records
+        assert etcd is not None
+        view = RegistryView(etcd, ENGINES_PREFIX)
+        await view.start()
+        self._stack.push_async_callback(view.stop)
+        return view
+
+    def _make_dependencies(
+        self, membership: rpc.Membership, records: RegistryRecords
+    ) -> Dependencies:
+        config, metrics = self._config, BalancerMetrics()
+        # Registry and admission depend on each other through these two calls only.
         registry = EngineRegistry(
-            config, self._membership, keys, changed=lambda: admission.pump(), clock=time.monotonic
+            config,
+            membership,
+            records,
+            self._background,
+            changed=lambda: admission.pump(),
+            clock=time.monotonic,
         )
         admission = Admission(
             registry.views,
@@ -171,72 +185,102 @@ class BalancerService:
         )
         matcher = PrefixMatcher(
             config.kvcache,
-            self._membership,
+            membership,
             timeout_s=config.match_timeout_s,
             tracer=self._telemetry.tracer,
-            observe=lambda outcome, seconds: stats.match_s.labels(outcome).observe(seconds),
+            observe=lambda outcome, seconds: metrics.match_s.labels(outcome).observe(seconds),
         )
         router = Router(
             config.policy,
             registry.views,
-            admission.has_room,
+            admission.has_free_slots,
             cost=CostModel(pressure_s=config.pressure_s),
             rng=random.Random(),
-            observe=stats.decision_s.observe,
+            observe=metrics.decision_s.observe,
         )
         decisions = DecisionLedger(config.explain_requests)
-        metadata = self._membership.metadata
-        return Rooms(config, metadata, registry, admission, matcher, router, decisions, stats)
+        return Dependencies(config, registry, admission, matcher, router, decisions, metrics)
 
-    async def _serve(self, port: int, name: str, add: Callable[[grpc.aio.Server], None]) -> str:
-        server = rpc.make_server(membership=self._membership)
+    async def _start_servers(self, deps: Dependencies, membership: rpc.Membership) -> None:
+        config = self._config
+        self.servicer = run_servicer.RunServicer(deps, self._telemetry.tracer)
+        handler = self.servicer.handler()
+        self.address = await self._start_server(
+            membership,
+            config.port,
+            run_servicer.SERVICE_NAME,
+            lambda server: server.add_generic_rpc_handlers((handler,)),
+        )
+        admin = fleet_servicer.FleetServicer(
+            deps.registry, deps.decisions, membership.metadata, deps.admission.pump
+        )
+        self.admin_address = await self._start_server(
+            membership,
+            config.admin_port,
+            fleet_servicer.SERVICE_NAME,
+            partial(fleet_pb2_grpc.add_FleetServicer_to_server, admin),
+        )
+
+    async def _start_server(
+        self,
+        membership: rpc.Membership,
+        port: int,
+        service_name: str,
+        add: Callable[[grpc.aio.Server], None],
+    ) -> str:
+        """Serve one gRPC service on a port of its own; returns host:port."""
+        server = rpc.make_server(membership=membership)
         add(server)
-        self._health.append((rpc.add_health_and_reflection(server, (name,)), name))
-        bound = self._membership.bind(server, f"{self._config.host}:{port}")
+        health = rpc.add_health_and_reflection(server, (service_name,))
+        bound = membership.bind(server, f"{self._config.host}:{port}")
         await server.start()
-        self._closers.append(lambda: server.stop(_CUT_S))
-        await rpc.set_health(self._health[-1][0], (name,), serving=True)
-        return f"{self._config.host}:{bound}"
+        self._stack.push_async_callback(server.stop, _STOP_S)
+        self._servers.append(_Server(service_name, health, f"{self._config.host}:{bound}"))
+        await self._servers[-1].set_serving(True)
+        return self._servers[-1].address
 
-    async def _tell_health(self, registry: EngineRegistry) -> None:
-        """Engine is NOT_SERVING while no engine takes work; the process itself ("") is well."""
-        status, told = health_pb2.HealthCheckResponse, None
-        servicer, name = self._health[0]
+    async def _follow_health(self, server: _Server, registry: EngineRegistry) -> None:
+        """Report the Engine service as NOT_SERVING while no engine takes work.
+
+        The health of the process (the empty name) stays SERVING.
+        """
+        status = health_pb2.HealthCheckResponse
+        reported: bool | None = None
         while True:
             serving = registry.any_serving()
-            if serving != told and self._serving:
-                await servicer.set(name, status.SERVING if serving else status.NOT_SERVING)
-                told = serving
+            if serving != reported and self._serving:
+                await server.health.set(
+                    server.service_name, status.SERVING if serving else status.NOT_SERVING
+                )
+                reported = serving
             await asyncio.sleep(_HEALTH_S)
 
-    def _start_metrics(self, rooms: Rooms) -> None:
-        rooms.stats.watch(
-            lambda: _gauges(rooms.registry),
-            rooms.admission.queued,
-            lambda: int(rooms.matcher.breaker.state(time.monotonic())),
+    def _start_metrics(self, deps: Dependencies, membership: rpc.Membership) -> None:
+        deps.metrics.watch(
+            lambda: _engine_gauges(deps.registry),
+            deps.admission.queued,
+            lambda: int(deps.matcher.breaker.state(time.monotonic())),
         )
-        metrics = MetricsServer(rooms.stats.registry, lambda: self._serving, self._membership.token)
-        self.metrics_address = metrics.start(self._config.host, self._config.metrics_port)
-        self._closers.append(metrics.stop)
+        server = MetricsServer(
+            deps.metrics.registry,
+            lambda: self._serving,
+            self._telemetry.log_level,
+            membership.token,
+        )
+        self.metrics_address = server.start(self._config.host, self._config.metrics_port)
+        self._stack.callback(server.stop)
 
-    async def _register(self, etcd: Etcd | None) -> None:
-        if etcd is None:
-            return
+    async def _register(self, etcd: Etcd, address: str) -> None:
         name = balancer_id_of(self._config, int(self.address.rpartition(":")[2]))
-        host, _, _ = self._advertised.rpartition(":")
+        host, _, _ = address.rpartition(":")
         admin = f"{host}:{self.admin_address.rpartition(':')[2]}"
-        value = json.dumps({"address": self._advertised, "admin_address": admin})
-        self._registration = Registration(etcd, BALANCERS_PREFIX + name, lambda: value.encode())
+        record = json.dumps({"address": address, "admin_address": admin}).encode()
+        self._registration = Registration(etcd, BALANCERS_PREFIX + name, lambda: record)
         await self._registration.start()
-        self._closers.append(self._registration.stop)
+        self._stack.push_async_callback(self._registration.stop)
 
 
-async def _ended(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.wait({task})
-
-
-def _gauges(registry: EngineRegistry) -> Iterable[EngineGauges]:
+def _engine_gauges(registry: EngineRegistry) -> Iterable[EngineGauges]:
     now = time.monotonic()
     return [
         EngineGauges(

@@ -71,31 +71,39 @@ class Fleet:
         await engine.start()
         await self.keys.register(engine)
         await self.until_state(engine_id, "serving")
-        link = self.service.rooms.registry.member(engine_id).link
+        link = self.member(engine_id).link
         await until(lambda: link.carries or not engine.serves_many, f"{engine_id} carries")
         return engine
 
+    @property
+    def admission(self) -> Any:
+        return self.service.dependencies.admission
+
+    def member(self, engine_id: str) -> Any:
+        """The engine in the balancer's registry, or None."""
+        return self.service.dependencies.registry.member(engine_id)
+
     def state(self, engine_id: str) -> str:
-        member = self.service.rooms.registry.member(engine_id)
+        member = self.member(engine_id)
         return "gone" if member is None else member.state(time.monotonic()).value
 
     async def until_state(self, engine_id: str, state: str) -> None:
         await until(lambda: self.state(engine_id) == state, f"{engine_id} {state}")
 
     def in_flight(self) -> int:
-        return sum(member.in_flight for member in self.service.rooms.registry.members())
+        return sum(member.in_flight for member in self.service.dependencies.registry.members())
 
     async def until_idle(self) -> None:
-        """The books are exact: nothing in flight, no place reserved, no tenant active."""
-        admission = self.service.rooms.admission
+        """Every count returns to zero: nothing in flight, no slot reserved, no tenant active."""
+        admission = self.admission
         await until(
-            lambda: not (self.in_flight() or admission._reserved or admission.counters.active),
+            lambda: not (self.in_flight() or admission.reserved_slots or admission.counters.active),
             "idle",
         )
         assert not any(admission.queued().values())
 
     def metric(self, name: str, **labels: str) -> float:
-        value = self.service.rooms.stats.registry.get_sample_value(name, labels)
+        value = self.service.dependencies.metrics.registry.get_sample_value(name, labels)
         return 0.0 if value is None else value
 
     def admin(self) -> Any:
@@ -139,7 +147,7 @@ def make_request(**changes: Any) -> engine_pb2.EngineRequest:
 
 
 def summed(messages: list[Any]) -> dict[str, Any]:
-    """A stream as its client sees it, whatever its cuts."""
+    """A stream as its client sees it, wherever it was cut."""
     seen: dict[str, Any] = {"started": 0, "text": {}, "ids": {}, "finished": {}, "summaries": 0}
     for message in messages:
         event = message.WhichOneof("event")

@@ -90,10 +90,10 @@ class Fleet:
         )
         self.engines[engine_id] = engine
         await engine.start()
-        await self.tell(engine)
+        await self.register(engine)
         return engine
 
-    async def tell(self, engine: TextEngine) -> None:
+    async def register(self, engine: TextEngine) -> None:
         value = json_format.MessageToJson(engine.info).encode()
         await self.etcd.put(ENGINES_PREFIX + engine.info.engine_id, value)
 
@@ -115,7 +115,7 @@ class Fleet:
         return await asyncio.to_thread(main, ["models", *words, "--etcd", self.endpoint])
 
     def tables(self) -> list[AliasTable]:
-        """What each gateway goes by."""
+        """The alias table of each gateway."""
         return [gateway._catalog.table for gateway in self.gateways]
 
     async def until_version(self, alias: str, version: int) -> None:
@@ -156,13 +156,13 @@ async def fleet(start_etcd, tmp_path) -> AsyncIterator[Fleet]:
         await made.stop()
 
 
-async def test_shares_are_as_the_weights_say_and_both_gateways_agree(fleet):
+async def test_shares_follow_the_weights_and_both_gateways_agree(fleet):
     assert await fleet.command("set", "chat", f"{MODEL}@{OLD}=90", f"{MODEL}@{NEW}=10") == 0
     await fleet.until_version("chat", 1)
     stubs = [fleet.stub(0), fleet.stub(1)]
-    asked = [[engine_of(stub.Generate(request("chat", n))) for n in range(150)] for stub in stubs]
-    first, second = [await asyncio.gather(*calls) for calls in asked]
-    assert first == second, "the same id goes to the same revision, whoever is asked"
+    calls = [[engine_of(stub.Generate(request("chat", n))) for n in range(150)] for stub in stubs]
+    first, second = [await asyncio.gather(*pending) for pending in calls]
+    assert first == second, "the same id goes to the same revision at every gateway"
     counts = Counter(first)
     assert 4 <= counts[f"engine-{NEW}"] <= 30, counts
     one_session = [
@@ -197,7 +197,7 @@ async def test_promote_and_drain_under_load_fail_nothing(fleet):
         await until(lambda: len(served) > 100)
         assert await fleet.command("drain", f"{MODEL}@{OLD}", "--grace", "20") == 1, "still in use"
         assert await fleet.command("promote", MODEL, f"{MODEL}@{NEW}", "--if-version", "2") == 0
-        # At once, without waiting until every gateway has heard of it: nothing may fail for that.
+        # At once, before every gateway has the new record: no request may fail because of that.
         assert await fleet.command("drain", f"{MODEL}@{OLD}", "--grace", "20") == 0
         assert old.load.draining
         at = len(served)
@@ -220,7 +220,9 @@ async def test_a_revision_that_dies_gives_its_share_to_the_others(fleet):
     assert set(await asyncio.gather(*calls)) == {f"engine-{OLD}"}
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await engine_of(fleet.stub(0).Generate(request(f"{MODEL}@{NEW}", "x")))
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "who names a revision gets no other"
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, (
+        "a request that names a revision gets no other"
+    )
 
 
 async def test_a_bad_record_is_refused_and_the_last_good_one_stays(fleet, capsys):
@@ -246,7 +248,7 @@ async def test_an_emptied_store_gets_its_records_again(fleet):
     await fleet.etcd.delete(key)
     back, end = None, time.monotonic() + 40
     while back is None:
-        assert time.monotonic() < end, "nobody wrote it again"
+        assert time.monotonic() < end, "no gateway wrote it again"
         await asyncio.sleep(0.02)
         back = await fleet.etcd.get(key)
     assert back.value == kept.value
@@ -268,17 +270,17 @@ async def test_commands_teach_and_refuse(fleet, capsys):
     assert await command("set", "chat") == 2
     assert await command("rollback", "chat") == 3
     assert await command("canary", "chat", f"{MODEL}@{NEW}", "--percent", "80") == 2
-    said = capsys.readouterr().err
-    assert f"{MODEL}@{OLD}, {MODEL}@{NEW}" in said
-    assert "targets: no weight is above 0" in said
+    output = capsys.readouterr().err
+    assert f"{MODEL}@{OLD}, {MODEL}@{NEW}" in output
+    assert "targets: no weight is above 0" in output
     assert await command("set", "chat", f"{MODEL}@{OLD}", "--if-version", "0") == 0
     assert await command("promote", "chat", f"{MODEL}@{NEW}", "--if-version", "7") == 4
     assert await command("promote", "chat", f"{MODEL}@{NEW}") == 0
     assert await command("rollback", "chat") == 0
     assert await command("list") == 0
-    said = capsys.readouterr().out
-    assert "chat, version 3:\n  100.00%  tiny@r1" in said
-    assert [line.split() for line in said.splitlines() if line.startswith("chat  ")] == [
+    output = capsys.readouterr().out
+    assert "chat, version 3:\n  100.00%  tiny@r1" in output
+    assert [line.split() for line in output.splitlines() if line.startswith("chat  ")] == [
         ["chat", "tiny@r1", "1", "100.00%", "3"]
     ]
     assert await command("set", "chat", "--delete") == 0

@@ -118,7 +118,7 @@ async def test_the_queue_over_the_wire(fleet, engine_request, wait_until):
     await running.read()
     waiting = [fleet.run(engine_request(request_id=f"w{i}", priority=i)) for i in range(2)]
     reads = [asyncio.create_task(call.read()) for call in waiting]
-    admission = fleet.service.rooms.admission
+    admission = fleet.admission
     await wait_until(lambda: admission.queued() == {"tiny": 2}, "both wait")
     assert fleet.metric("inferfleet_balancer_queue_length", model="tiny") == 2
     with pytest.raises(Exception, match="queue of model tiny is full") as full:
@@ -182,13 +182,13 @@ async def test_only_members_are_served(make_fleet, tmp_path, engine_request):
         await fleet.admin().ListEngines(fleet_pb2.ListEnginesRequest())
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     await fleet.ask(engine_request(), metadata=((TOKEN_KEY, "s3cret"),))
-    assert engine.shown[0][TOKEN_KEY] == "s3cret", "we show it to engines as well"
+    assert engine.shown[0][TOKEN_KEY] == "s3cret", "the balancer sends it to engines too"
 
 
 @pytest.mark.parametrize(
     "fleet", [{"engine_headroom": 0, "queue_size": 20, "carry_on_wait_s": 0.2}], indirect=True
 )
-async def test_the_books_are_exact_after_chaos(fleet, engine_request):
+async def test_all_counts_are_exact_after_chaos(fleet, engine_request):
     """Clients that leave, deadlines, refusals, cuts and a full queue, all at once."""
     engines = [await fleet.add(f"e{i}", max_num_seqs=4) for i in range(3)]
     for engine in engines:
@@ -220,7 +220,7 @@ async def test_the_books_are_exact_after_chaos(fleet, engine_request):
         await asyncio.gather(*(one(wave * 40 + i) for i in range(40)))
     trouble.cancel()
     await fleet.until_idle()
-    ended = fleet.service.rooms.stats.requests.collect()[0].samples
+    ended = fleet.service.dependencies.metrics.requests.collect()[0].samples
     assert sum(s.value for s in ended if s.name.endswith("_total")) <= 160
     for engine in engines:
         engine.break_after = engine.refuse_with = None
@@ -234,7 +234,7 @@ async def test_a_drain_lets_streams_end_and_takes_no_more(fleet, engine_request,
     call = fleet.run(engine_request(max_tokens=10))
     await call.read()
     draining = asyncio.create_task(fleet.service.drain())
-    await wait_until(lambda: fleet.service._servicer._draining, "draining")
+    await wait_until(lambda: fleet.service.servicer.draining, "draining")
     with pytest.raises(Exception, match="draining") as refused:
         await fleet.ask(engine_request(request_id="r2"))
     assert refused.value.retry_after_s > 0
@@ -243,13 +243,15 @@ async def test_a_drain_lets_streams_end_and_takes_no_more(fleet, engine_request,
     await draining
 
 
-@pytest.mark.parametrize("said", [0, 3])
-async def test_what_outlives_the_grace_is_told_so(make_fleet, engine_request, wait_until, said):
+@pytest.mark.parametrize("messages", [0, 3])
+async def test_streams_that_outlive_the_grace_end_with_a_status(
+    make_fleet, engine_request, wait_until, messages
+):
     fleet = await make_fleet(drain_grace_s=0.05)
     engine = await fleet.add("a")
-    engine.token_delay_s = 0.05 if said else 60
+    engine.token_delay_s = 0.05 if messages else 60
     call = fleet.run(engine_request(max_tokens=1000))
-    for _ in range(said):
+    for _ in range(messages):
         await call.read()
     await wait_until(lambda: fleet.in_flight() == 1, "the engine has it")
     await fleet.service.drain()
@@ -258,16 +260,18 @@ async def test_what_outlives_the_grace_is_told_so(make_fleet, engine_request, wa
         await rest(call)
     await stopped
     error = errors.error_of(caught.value)
-    assert isinstance(error, errors.UnavailableError), "the gateway may carry it on"
+    assert isinstance(error, errors.UnavailableError), "the gateway may resume it"
     assert (error.reason, error.retry_after_s) == ("DRAINING", 1)
-    assert (int(error.metadata["completion_tokens"]) > 0) == bool(said)
-    await wait_until(lambda: engine.running == 0, "the engine is rid of it")
+    assert (int(error.metadata["completion_tokens"]) > 0) == bool(messages)
+    await wait_until(lambda: engine.running == 0, "the engine has ended it")
 
 
-async def test_who_waits_for_an_engine_is_told_so(make_fleet, engine_request, wait_until):
+async def test_requests_that_wait_for_an_engine_end_with_a_status(
+    make_fleet, engine_request, wait_until
+):
     fleet = await make_fleet(drain_grace_s=0.05, patience_s=60.0)
     call = fleet.run(engine_request())
-    await wait_until(lambda: fleet.service._servicer._running, "it has arrived")
+    await wait_until(lambda: fleet.service.servicer.running, "it has arrived")
     await fleet.service.drain()
     stopped = asyncio.create_task(fleet.service.stop())
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,6 +1,8 @@
-"""A circuit breaker: failures in a row take a peer out for a while, then one try decides.
+"""A circuit breaker for one peer.
 
-Time is an input (seconds of any monotonic clock), so the states can be tested without waiting.
+Consecutive failures take the peer out of use for a while; then a single trial request decides
+whether it is used again. Time is an argument (seconds of any monotonic clock), so tests of the
+states need not wait.
 """
 
 from enum import IntEnum
@@ -9,7 +11,7 @@ MAX_OPEN_S = 30.0
 
 
 class BreakerState(IntEnum):
-    """As the metric shows it."""
+    """State of a breaker; the number is the value of the metric."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -17,59 +19,65 @@ class BreakerState(IntEnum):
 
 
 class Breaker:
-    """One peer's breaker.
+    """The breaker of one peer.
 
     Args:
-        failures: in a row, that open it.
-        open_s: how long at first; doubles with every failed try up to MAX_OPEN_S.
+        failures: consecutive failures that open the breaker.
+        open_s: seconds that the breaker stays open at first. The time doubles after each failed
+            trial, up to MAX_OPEN_S.
     """
 
     def __init__(self, failures: int = 3, open_s: float = 1.0) -> None:
         self._limit = failures
         self._base_s = open_s
         self._open_s = open_s
-        self._in_a_row = 0
-        self._until: float | None = None
-        self._trying = False
+        self._consecutive_failures = 0
+        self._open_until: float | None = None
+        self._trial_running = False
+
+    @property
+    def consecutive_failures(self) -> int:
+        """Failures since the last success."""
+        return self._consecutive_failures
 
     def state(self, now: float) -> BreakerState:
-        """Where it stands at `now`."""
-        if self._until is None:
+        """The state at time `now`."""
+        if self._open_until is None:
             return BreakerState.CLOSED
-        return BreakerState.OPEN if now < self._until else BreakerState.HALF_OPEN
+        return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
 
     def admits(self, now: float) -> bool:
-        """Whether a request may go to the peer; half open admits one at a time."""
+        """Whether a request may go to the peer. A half-open breaker admits one at a time."""
         state = self.state(now)
         return state is BreakerState.CLOSED or (
-            state is BreakerState.HALF_OPEN and not self._trying
+            state is BreakerState.HALF_OPEN and not self._trial_running
         )
 
     def began(self, now: float) -> None:
-        """A request goes to the peer."""
+        """Record that a request is sent to the peer."""
         if self.state(now) is BreakerState.HALF_OPEN:
-            self._trying = True
+            self._trial_running = True
 
     def succeeded(self) -> None:
-        """The peer answered."""
-        self._in_a_row = 0
-        self._until = None
-        self._trying = False
+        """Record that the peer answered."""
+        self._consecutive_failures = 0
+        self._open_until = None
+        self._trial_running = False
         self._open_s = self._base_s
 
     def failed(self, now: float) -> None:
-        """The peer failed in a way that is its own fault."""
+        """Record a failure that is the peer's own fault."""
         state = self.state(now)
-        self._trying = False
+        self._trial_running = False
         if state is BreakerState.OPEN:
-            return  # the streams that broke together count once
-        self._in_a_row += 1
+            return  # streams that broke together count as one failure
+        self._consecutive_failures += 1
         if state is BreakerState.HALF_OPEN:
             self._open_s = min(self._open_s * 2, MAX_OPEN_S)
-        elif self._in_a_row < self._limit:
+        elif self._consecutive_failures < self._limit:
             return
-        self._until = now + self._open_s
+        self._open_until = now + self._open_s
 
     def undecided(self) -> None:
-        """The request ended without telling anything about the peer (its client left)."""
-        self._trying = False
+        """Record a request whose end shows nothing about the peer: its client left."""
+        self._trial_running = False

@@ -1,13 +1,14 @@
-"""A sum whose older parts are forgotten exponentially."""
+"""A sum that forgets its older parts exponentially."""
 
 import math
 from collections.abc import Callable
 
 
 class DecayedSum:
-    """Amounts added, each weighed by exp(-age / `tau_s`).
+    """A sum of amounts, each weighted by exp(-age / `tau_s`).
 
     Args:
+        tau_s: time constant, in seconds.
         clock: monotonic seconds.
     """
 
@@ -24,5 +25,5 @@ class DecayedSum:
 
     @property
     def value(self) -> float:
-        """The sum as it stands now."""
+        """The sum as of now."""
         return self._value * math.exp(-max(self._clock() - self._at, 0.0) / self._tau_s)

@@ -1,14 +1,13 @@
-"""The balancer's picture of the fleet: who is registered, who reports, who is given up.
+"""The balancer's view of the engines: which are registered, which report, which are given up.
 
-An engine leaves only when its key is gone and its load reports are broken as well: a paused etcd
-deletes all leases when it goes on, and that must not empty the fleet.
+An engine leaves the view only when its registry key is gone and its load reports are broken too. A
+paused etcd deletes all leases when it resumes, and that must not empty the fleet.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 from google.protobuf import json_format
 
@@ -18,38 +17,30 @@ from services.balancer.engines.breaker import Breaker
 from services.balancer.engines.engine_view import EngineState, EngineView
 from services.balancer.engines.load_watch import watch_load
 from services.balancer.engines.member import Member
-from services.balancer.engines.recall import recall
+from services.balancer.engines.recall import recall_waiting
+from services.common.etcd.registry import RegistryRecords
 from services.common.rpc import Membership
-from services.common.rpc.carrier import Link
+from services.common.rpc.carrier import CarrierConnection
+from services.common.service.background import Background
+from services.common.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.1
-_CLOSE_TICKS = 20
+_SWEEP_S = 0.1
+_CLOSE_CHECKS = 20
 _LOG_EVERY_S = 60.0
 _MAX_KNOWN_MODELS = 10_000
 
 
-class EngineKeys(Protocol):
-    """The part of services.common.etcd.registry.RegistryView that is needed here."""
-
-    def snapshot(self) -> Mapping[str, bytes]:
-        """Key → EngineInfo as JSON, as last known."""
-
-    async def wait_change(self, version: int) -> int:
-        """Return the version once it differs from `version`."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether the snapshot is being kept up to date."""
-
-
 class EngineRegistry:
-    """Owns the members; others get frozen views.
+    """Owns the members. Other parts get frozen views.
 
     Args:
-        keys: the registry's view, started and stopped by its owner.
-        changed: called, on the loop, whenever room or state of an engine may have changed.
+        records: the registry records of the engines (EngineInfo as JSON), started and stopped by
+            their owner.
+        background: runs the registry's tasks; closed by its owner before `stop`.
+        changed: called, on the event loop, after every possible change of an engine's free slots or
+            state.
         clock: monotonic seconds.
     """
 
@@ -57,14 +48,16 @@ class EngineRegistry:
         self,
         config: BalancerConfig,
         membership: Membership,
-        keys: EngineKeys,
+        records: RegistryRecords,
+        background: Background,
         *,
         changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._membership = membership
-        self._keys = keys
+        self._records = records
+        self._background = background
         self._changed = changed
         self._clock = clock
         self._members: dict[str, Member] = {}
@@ -72,48 +65,44 @@ class EngineRegistry:
         self._closing: set[asyncio.Task[None]] = set()
         self._known_models: set[str] = set()
         self._bad_logged: dict[str, float] = {}
-        self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        """Begin to follow registry and engines; returns at once."""
-        self._apply()
-        self._tasks = [
-            asyncio.create_task(self._follow(), name="registry"),
-            asyncio.create_task(self._tick(), name="registry tick"),
-        ]
+    def start(self) -> None:
+        """Begin to follow the registry and the engines."""
+        self._apply_records()
+        self._background.spawn(self._follow_records(), "engine records")
+        self._background.spawn(self._sweep_periodically(), "engine sweep")
 
     async def stop(self) -> None:
-        """End all streams to engines; idempotent."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
+        """Cancel all streams to engines and close their channels; idempotent.
+
+        The background tasks must have ended before, or they would add the engines again.
+        """
         for member in list(self._members.values()):
-            self._remove(member, "the balancer stops")
-        waiting = {*tasks, *self._closing}
-        if waiting:
-            await asyncio.wait(waiting)
+            self._remove(member, "the balancer is stopping")
+        if self._closing:
+            await asyncio.wait(set(self._closing))
 
     def members(self, model: str | None = None) -> list[Member]:
-        """All engines, or those of one model, by id."""
+        """All engines, or those of one model, sorted by id."""
         found = (m for m in self._members.values() if model is None or m.info.model == model)
         return sorted(found, key=lambda m: m.info.engine_id)
 
     def member(self, engine_id: str) -> Member | None:
-        """The engine of this id."""
+        """The engine with this id, or None."""
         return self._members.get(engine_id)
 
     def views(self, model: str) -> list[EngineView]:
-        """Frozen views of a model's engines at this moment."""
+        """Frozen views of the engines of a model, as of now."""
         now = self._clock()
         return [m.view(now) for m in self._members.values() if m.info.model == model]
 
-    def knows(self, model: str) -> bool:
-        """Whether an engine serves this model, or did since this balancer started."""
+    def has_served(self, model: str) -> bool:
+        """Whether an engine serves this model now, or did since this balancer started."""
         return model in self._known_models
 
     @property
     def empty(self) -> bool:
-        """Whether no engine is known at all (as before etcd is first reached)."""
+        """Whether the view has no engine at all, as before etcd is first reached."""
         return not self._members
 
     def any_serving(self) -> bool:
@@ -121,36 +110,36 @@ class EngineRegistry:
         now = self._clock()
         return any(m.state(now) is EngineState.SERVING for m in self._members.values())
 
-    async def _follow(self) -> None:
+    async def _follow_records(self) -> None:
         version = -1
         while True:
-            version = await self._keys.wait_change(version)
-            self._apply()
+            version = await self._records.wait_change(version)
+            self._apply_records()
 
-    async def _tick(self) -> None:
+    async def _sweep_periodically(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(_SWEEP_S)
             self._sweep()
             self._changed()
 
-    def _apply(self) -> None:
-        """Make the members agree with the registry's snapshot."""
+    def _apply_records(self) -> None:
+        """Make the members agree with the current registry records."""
         seen: set[str] = set()
-        for key, value in self._keys.snapshot().items():
-            info = self._parsed(key, value)
+        for key, value in self._records.snapshot().items():
+            info = self._parse_record(key, value)
             if info is not None:
                 seen.add(info.engine_id)
-                self._upsert(info)
+                self._add_or_update(info)
         for engine_id, member in self._members.items():
-            member.registered = engine_id in seen
+            member.set_registered(engine_id in seen)
         self._sweep()
         self._changed()
 
-    def _parsed(self, key: str, value: bytes) -> engine_pb2.EngineInfo | None:
+    def _parse_record(self, key: str, value: bytes) -> engine_pb2.EngineInfo | None:
         try:
             info = json_format.Parse(value, engine_pb2.EngineInfo(), ignore_unknown_fields=True)
         except (json_format.ParseError, UnicodeDecodeError) as error:
-            self._refuse(key, f"not an EngineInfo: {error}")
+            self._log_bad_record(key, f"not an EngineInfo: {error}")
             return None
         missing = [
             name
@@ -158,32 +147,35 @@ class EngineRegistry:
             if not getattr(info, name)
         ]
         if missing:
-            self._refuse(key, f"{', '.join(missing)}: empty")
+            self._log_bad_record(key, f"{', '.join(missing)}: empty")
             return None
         if key.rsplit("/", 1)[-1] != info.engine_id:
-            self._refuse(key, f"holds the record of engine {info.engine_id}")
+            self._log_bad_record(key, f"holds the record of engine {info.engine_id}")
             return None
         self._bad_logged.pop(key, None)
         return info
 
-    def _refuse(self, key: str, problem: str) -> None:
+    def _log_bad_record(self, key: str, problem: str) -> None:
         now = self._clock()
         if now - self._bad_logged.get(key, -_LOG_EVERY_S) >= _LOG_EVERY_S:
             self._bad_logged[key] = now
             log.warning("registry key %s is ignored: %s", key, problem[:300])
 
-    def _upsert(self, info: engine_pb2.EngineInfo) -> None:
+    def _add_or_update(self, info: engine_pb2.EngineInfo) -> None:
         old = self._members.get(info.engine_id)
         if old is not None and info.epoch_ms < old.info.epoch_ms:
-            return  # a record written before the process that we already know
+            return  # the record is older than the process in the view
         if old is not None and _same_life(old.info, info):
-            old.info = info
+            old.update_record(info)
             return
         if old is not None:
             self._remove(old, "a new process has its id")
+        self._add(info)
+
+    def _add(self, info: engine_pb2.EngineInfo) -> None:
         config = self._config
         channel = self._membership.channel(info.address)
-        link = Link(self._membership, info.address, channel)
+        link = CarrierConnection(self._membership, info.address, channel)
         member = Member(
             info,
             channel,
@@ -203,34 +195,38 @@ class EngineRegistry:
         )
 
     def _sweep(self) -> None:
-        """Let go of ghosts, give up engines that have stalled, take back what waits for nothing."""
+        """Remove engines that are gone, give up stalled ones, recall requests from full ones."""
         now = self._clock()
         for member in list(self._members.values()):
-            if not member.registered and not member.connected and self._keys.connected:
-                self._remove(member, "its key is gone and its reports are broken")
+            if not member.registered and not member.connected and self._records.connected:
+                self._remove(member, "its registry key is gone and its load reports are broken")
                 continue
             if member.stalled(now):
-                self._leave_stalled(member, now)
+                self._give_up_stalled(member, now)
             else:
-                member.stuck = False
-        moved = recall(self._members.values(), now)
-        if moved:
-            log.info("%d requests taken back from full engines: others have room", moved)
+                member.clear_stuck()
+        recalled = recall_waiting(self._members.values(), now)
+        if recalled:
+            log.info("%d requests recalled from full engines: others have free slots", recalled)
 
-    def _leave_stalled(self, member: Member, now: float) -> None:
-        first, member.stuck = not member.stuck, True
+    def _give_up_stalled(self, member: Member, now: float) -> None:
+        newly = member.mark_stuck()
         if self._another_serves(member, now):
-            # At every sweep: what was being sent there when it was found out must leave too.
+            # At every sweep, because a request can be on its way there while the stall is found.
             moved = member.give_up("the engine makes no progress")
-            if first or moved:
+            if newly or moved:
                 log.warning(
                     "engine %s stalled: %d streams moved away", member.info.engine_id, moved
                 )
-        elif first:
-            log.warning("engine %s stalled: its streams have nowhere to go", member.info.engine_id)
+        elif newly:
+            log.warning(
+                "engine %s stalled: no other engine serves model %s, so its streams stay",
+                member.info.engine_id,
+                member.info.model,
+            )
 
     def _another_serves(self, member: Member, now: float) -> bool:
-        """Whether giving up could help: a stream that nobody else can take waits for its engine."""
+        """Whether another engine serves the model; without one, its streams wait for this one."""
         others = (other for other in self._members.values() if other is not member)
         return any(
             other.info.model == member.info.model and other.state(now) is EngineState.SERVING
@@ -253,12 +249,12 @@ def _same_life(old: engine_pb2.EngineInfo, new: engine_pb2.EngineInfo) -> bool:
 
 
 async def _close(member: Member, watch: "asyncio.Task[None]") -> None:
-    """Close the channel once the streams that were given up have let go of it."""
-    await asyncio.wait({watch})
-    for _ in range(_CLOSE_TICKS):
+    """Close the channel once the streams that were given up no longer use it."""
+    await cancel_and_wait(watch)
+    for _ in range(_CLOSE_CHECKS):
         if not member.in_flight:
             break
-        await asyncio.sleep(_TICK_S)
+        await asyncio.sleep(_SWEEP_S)
     if member.link is not None:
         await member.link.close()
     await member.channel.close(None)

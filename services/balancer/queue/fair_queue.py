@@ -1,10 +1,12 @@
-"""Who is next when all engines are busy: a bounded queue that is fair between tenants.
+"""A bounded queue that is fair between tenants: it orders requests while all engines are busy.
 
-Order between tenants: the one that has been served least, by a virtual counter of tokens (Sheng et
-al., "Fairness in Serving Large Language Models", OSDI 2024: charged as tokens are produced, since
-the cost of an answer is unknown at admission). Within a tenant: higher priority, then arrival.
-Priority counts between tenants too, but only as a bounded head start in tokens: whoever asks for it
-always is ahead by that much once, and then served evenly. Pure: no clock, no I/O, no waiting.
+Between tenants, the least served one is next, by a virtual token counter (Sheng et al., "Fairness
+in Serving Large Language Models", OSDI 2024). Tokens are charged as they are produced, because the
+cost of an answer is unknown at admission. Within a tenant, higher priority comes first, then
+earlier arrival. Between tenants, a priority level counts as a fixed number of tokens less served:
+the advantage is one-time, and a tenant that always sends high priority does not get a larger share.
+
+The module is pure: no clock, no I/O, no waiting.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,16 +18,16 @@ K = TypeVar("K")
 PROMPT_TOKEN_WEIGHT = 1.0
 OUTPUT_TOKEN_WEIGHT = 2.0
 PRIORITY_TOKENS = 4096.0
-"""Head start of one level of priority against other tenants, in weighted tokens."""
+"""Advantage of one priority level over other tenants, in weighted tokens."""
 MAX_LEVELS = 8
-"""More levels than this, up or down, order a tenant's own requests only."""
+"""Levels beyond this, up or down, order only the tenant's own requests."""
 
 
 class TenantCounters:
-    """Tokens served per tenant, weighted; shared by the queues of all models.
+    """Weighted tokens served to each tenant; the queues of all models share it.
 
-    Only tenants with work (waiting or running) are kept, so memory follows the load, and a tenant
-    that comes back after a pause starts level with the least served one: idleness earns no credit.
+    Only tenants with waiting or running requests are kept, so memory follows the load. A tenant
+    that returns after a pause starts level with the least served one: idleness earns no credit.
     """
 
     def __init__(self) -> None:
@@ -34,7 +36,7 @@ class TenantCounters:
         self._floor = 0.0
 
     def enter(self, tenant: str) -> None:
-        """One more request of this tenant is waiting or running."""
+        """Count one more waiting or running request of the tenant."""
         if tenant not in self._active:
             if self._served:
                 self._floor = max(self._floor, min(self._served.values()))
@@ -43,7 +45,7 @@ class TenantCounters:
         self._active[tenant] += 1
 
     def leave(self, tenant: str) -> None:
-        """One of its requests has ended, in whatever way."""
+        """Count the end of one of the tenant's requests."""
         self._active[tenant] -= 1
         if not self._active[tenant]:
             del self._active[tenant]
@@ -52,23 +54,23 @@ class TenantCounters:
                 self._floor = max(self._floor, served)
 
     def charge(self, tenant: str, weighted_tokens: float) -> None:
-        """Tokens were served to it; ignored once it has no work left."""
+        """Add served tokens; ignored for a tenant without requests."""
         if tenant in self._served:
             self._served[tenant] += weighted_tokens
 
     def served(self, tenant: str) -> float:
-        """Its counter, to compare with those of others."""
+        """The tenant's counter, to be compared with those of other tenants."""
         return self._served.get(tenant, self._floor)
 
     @property
     def active(self) -> Mapping[str, int]:
-        """Requests waiting or running, by tenant."""
+        """Waiting and running requests by tenant."""
         return self._active
 
 
 @dataclass(frozen=True)
 class Waiting(Generic[K]):
-    """One queued request; `key` is the caller's."""
+    """One queued request; `key` is the caller's own object for it."""
 
     key: K
     tenant: str
@@ -77,20 +79,21 @@ class Waiting(Generic[K]):
 
 
 class Offer(NamedTuple, Generic[K]):
-    """What became of a request that asked to wait."""
+    """Result of `FairQueue.offer`."""
 
     accepted: bool
     displaced: K | None
-    """A request that had to leave to make room, if one had."""
+    """The request that was removed to make room, or None."""
 
 
 @dataclass
 class FairQueue(Generic[K]):
-    """The requests of one model that wait for a place.
+    """The waiting requests of one queue.
 
-    When it is full, a tenant displaces the newest of its own of lower priority, or else, if it
-    holds fewer places than the greediest tenant, the newest of that one's least urgent: nobody can
-    shut others out by filling it, at whatever priority.
+    If the queue is full, a new request first displaces the newest of its tenant's own requests of
+    lower priority. Otherwise, if another tenant has at least two more requests in the queue, it
+    displaces the newest of the least urgent requests of the tenant with most. So no tenant can shut
+    others out by filling the queue, at any priority.
     """
 
     limit: int
@@ -106,12 +109,16 @@ class FairQueue(Generic[K]):
         return iter(self._waiting)
 
     def offer(self, key: K, tenant: str, priority: int) -> Offer[K]:
-        """Ask to wait."""
+        """Add a request, if there is room or it may displace another one.
+
+        Raises:
+            ValueError: `key` is in the queue already.
+        """
         if key in self._waiting:
-            raise ValueError("already waiting")
+            raise ValueError("the request is in the queue already")
         displaced: K | None = None
         if len(self._waiting) >= self.limit:
-            victim = self._victim(tenant, priority)
+            victim = self._find_displaced(tenant, priority)
             if victim is None:
                 return Offer(False, None)
             displaced = victim.key
@@ -122,12 +129,12 @@ class FairQueue(Generic[K]):
         return Offer(True, displaced)
 
     def ahead_of(self, tenant: str) -> int:
-        """About how many are served before a newcomer of this tenant, which shares evenly."""
+        """Estimated requests that are served before a new one of this tenant, at equal shares."""
         tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
         return min(len(self._waiting), self._by_tenant.get(tenant, 0) * tenants + tenants - 1)
 
     def remove(self, key: K) -> bool:
-        """It waits no more; whether it did."""
+        """Remove a request; returns whether it was in the queue."""
         entry = self._waiting.pop(key, None)
         if entry is None:
             return False
@@ -137,7 +144,7 @@ class FairQueue(Generic[K]):
         return True
 
     def pop(self) -> K | None:
-        """Take the next one."""
+        """Remove and return the next request; None if the queue is empty."""
         first = self._first()
         if first is None:
             return None
@@ -145,7 +152,7 @@ class FairQueue(Generic[K]):
         return first.key
 
     def peek(self) -> K | None:
-        """Who is next."""
+        """The next request, which stays in the queue; None if it is empty."""
         first = self._first()
         return None if first is None else first.key
 
@@ -160,23 +167,27 @@ class FairQueue(Generic[K]):
         return first
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if its books do not agree."""
+        """Check that the counts agree with the requests.
+
+        Raises:
+            AssertionError: they do not.
+        """
         counted: dict[str, int] = {}
         for entry in self._waiting.values():
             counted[entry.tenant] = counted.get(entry.tenant, 0) + 1
         assert counted == self._by_tenant
         assert len(self._waiting) <= max(self.limit, 0)
 
-    def _victim(self, tenant: str, priority: int) -> Waiting[K] | None:
-        mine = self._by_tenant.get(tenant, 0)
-        entries, held = self._waiting.values(), self._by_tenant
+    def _find_displaced(self, tenant: str, priority: int) -> Waiting[K] | None:
+        own_count = self._by_tenant.get(tenant, 0)
+        entries, counts = self._waiting.values(), self._by_tenant
         below = [w for w in entries if w.tenant == tenant and w.priority < priority]
         if below:
             return min(below, key=lambda w: (w.priority, -w.arrival))
-        greedy = [w for w in entries if held[w.tenant] > mine + 1]
-        return max(greedy, key=lambda w: (held[w.tenant], -w.priority, w.arrival), default=None)
+        greedy = [w for w in entries if counts[w.tenant] > own_count + 1]
+        return max(greedy, key=lambda w: (counts[w.tenant], -w.priority, w.arrival), default=None)
 
 
 def head_start(priority: int) -> float:
-    """Weighted tokens that a request of this priority is ahead of one of priority 0."""
+    """Advantage of this priority over priority 0, in weighted tokens."""
     return PRIORITY_TOKENS * max(-MAX_LEVELS, min(priority, MAX_LEVELS))

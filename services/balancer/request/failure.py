@@ -1,4 +1,5 @@
-"""What a failed attempt means: is it the engine's fault, may another engine try, what is told."""
+"""What a failed attempt means: whether the engine is at fault, whether another engine may try, and
+which error the client gets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,100 +7,109 @@ from typing import Any
 
 import grpc
 
-from services.balancer.engines.member import Outcome
+from services.balancer.engines.member import Dispatch, Outcome
 from services.common import errors
 from services.common.errors import FleetError
 from services.common.rpc.continuation import StreamLedger
 
-_CHARGED = (errors.UnavailableError, errors.InternalError, errors.DataLossError)
-_ELSEWHERE = (*_CHARGED, errors.AbortedError)
+_ENGINE_FAULTS = (errors.UnavailableError, errors.InternalError, errors.DataLossError)
+_RETRIABLE = (*_ENGINE_FAULTS, errors.AbortedError)
 DRAINING = "DRAINING"
 RECALLED = "RECALLED"
 REPLACED = "REPLACED"
-"""An engine took a higher attempt of the same request: whoever sent that has the stream now."""
+"""The engine took a higher attempt of the same request: the sender of that attempt has the stream
+now."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One attempt's end with an error."""
+    """The end of an attempt with an error."""
 
     error: FleetError
     lost: bool = False
-    """The engine is gone or hangs, as opposed to having answered with an error of ours."""
+    """The engine is gone or hangs. False: it answered with an error of ours."""
     recalled: bool = False
-    """No failure at all: the request was taken back, to begin sooner elsewhere."""
+    """Not a failure: the request was recalled, to start sooner on another engine."""
 
     @property
     def outcome(self) -> Outcome:
-        """What the breaker is told: UNAVAILABLE, INTERNAL, DATA_LOSS and stalls are charged."""
+        """The outcome for the breaker. UNAVAILABLE, INTERNAL, DATA_LOSS and stalls are faults."""
         if self.recalled:
             return Outcome.NEUTRAL
-        if isinstance(self.error, _CHARGED) and self.error.reason != DRAINING:
+        if isinstance(self.error, _ENGINE_FAULTS) and self.error.reason != DRAINING:
             return Outcome.FAULT
         return Outcome.NEUTRAL
 
-    def elsewhere(self, *, silent: bool) -> bool:
-        """Whether another engine may do better.
+    def may_retry(self, *, started: bool) -> bool:
+        """Whether another engine may succeed.
 
         Args:
-            silent: this attempt had not given a message yet.
+            started: whether this attempt had given a message.
         """
-        if self.lost or isinstance(self.error, _ELSEWHERE):
+        if self.lost or isinstance(self.error, _RETRIABLE):
             return self.error.reason != REPLACED
-        return silent and isinstance(self.error, errors.ResourceExhaustedError)
+        return not started and isinstance(self.error, errors.ResourceExhaustedError)
 
-    def told(self, retry_after_s: float) -> FleetError:
-        """The error for a client that has nothing yet, when no engine is left to try."""
+    def client_error(self, retry_after_s: float) -> FleetError:
+        """The error for a client without any output, when no engine is left to try."""
         if not self.lost and not isinstance(self.error, errors.UnavailableError):
             return self.error
         return errors.UnavailableError(
-            f"the engine failed and no other took the request: {self.error.message}",
+            f"the engine failed and no other engine took the request: {self.error.message}",
             reason="NO_ENGINE" if self.lost else self.error.reason,
             metadata=self.error.metadata,
             retry_after_s=self.error.retry_after_s or retry_after_s,
         )
 
 
-def of_rpc_error(error: grpc.RpcError) -> Failure:
-    """Tell a dead engine from one that answered with a status of ours (those carry details)."""
+def rpc_failure(error: grpc.RpcError) -> Failure:
+    """Distinguish a dead engine from one that answered with a status of ours, which has details."""
     ours = any(key == errors.DETAILS_KEY for key, _ in _trailers(error))
     fleet_error = errors.error_of(error)
     if not ours and isinstance(
         fleet_error, (errors.CancelledError, errors.UnavailableError, errors.InternalError)
     ):
-        # CANCELLED without details is a server that was stopped, not a client that left.
+        # CANCELLED without details comes from a server that was stopped, not from a client.
         return Failure(errors.UnavailableError(fleet_error.message), lost=True)
     return Failure(fleet_error)
 
 
-def stalled(reason: str) -> Failure:
-    """The registry gave the engine up under the request."""
-    return Failure(errors.UnavailableError(reason, reason="ENGINE_LOST"), lost=True)
+def cancelled_failure(dispatch: Dispatch) -> Failure | None:
+    """Why the balancer itself cancelled the call to the engine; None if it did not."""
+    if dispatch.lost_reason is not None:
+        error = errors.UnavailableError(dispatch.lost_reason, reason="ENGINE_LOST")
+        return Failure(error, lost=True)
+    if dispatch.recalled:
+        error = errors.UnavailableError(
+            "recalled: the request waited at a full engine while another had a free slot",
+            reason=RECALLED,
+        )
+        return Failure(error, recalled=True)
+    return None
 
 
-def recalled() -> Failure:
-    """The request waited at a full engine while another had room."""
-    error = errors.UnavailableError("it waited at a full engine", reason=RECALLED)
-    return Failure(error, recalled=True)
+def truncated_failure() -> Failure:
+    """The engine ended the stream with OK before its Summary."""
+    return Failure(
+        errors.InternalError(
+            "the engine ended the stream before its summary", reason="TRUNCATED_STREAM"
+        )
+    )
 
 
-def going_down(ledger: StreamLedger) -> FleetError:
-    """The balancer itself ends the stream. UNAVAILABLE even if a part was sent: the gateway has
-    that part, and another balancer can carry it on."""
+def shutdown_error(ledger: StreamLedger) -> FleetError:
+    """The error of a stream that the balancer ends because it shuts down.
+
+    UNAVAILABLE even if the client has a part: the gateway has that part too, and can resume the
+    stream through another balancer.
+    """
     started = ledger.started
     counts = {
         "prompt_tokens": str(started.prompt_tokens if started is not None else 0),
         "completion_tokens": str(ledger.num_tokens),
     }
     return errors.UnavailableError(
-        "the balancer is going down", reason=DRAINING, metadata=counts, retry_after_s=1.0
-    )
-
-
-def truncated() -> Failure:
-    """The engine ended the stream with OK before its Summary."""
-    return Failure(
-        errors.InternalError("the engine ended the stream early", reason="TRUNCATED_STREAM")
+        "the balancer is shutting down", reason=DRAINING, metadata=counts, retry_after_s=1.0
     )
 
 

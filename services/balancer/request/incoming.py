@@ -1,10 +1,11 @@
-"""An EngineRequest at the balancer's door: its bytes, its parsed form and what routing needs."""
+"""An EngineRequest as the balancer receives it: its bytes, its parsed form, and the part that
+routing needs."""
 
 import uuid
 from typing import NamedTuple
 
 from inferfleet_proto.internal.v1 import engine_pb2
-from services.balancer.engines.engine_view import Asked
+from services.balancer.engines.engine_view import RoutingRequest
 from services.common.errors import InvalidArgumentError
 from services.common.request_limits import MAX_CHOICES
 
@@ -12,7 +13,7 @@ DEFAULT_OUTPUT_TOKENS = 128
 
 
 class Incoming(NamedTuple):
-    """The bytes are passed on as they are unless a later attempt must say more."""
+    """The first attempt forwards the bytes unchanged; later attempts send a changed copy."""
 
     raw: bytes
     request: engine_pb2.EngineRequest
@@ -22,16 +23,16 @@ def parse(raw: bytes) -> Incoming:
     """Deserialiser of Run.
 
     Raises:
-        google.protobuf.message.DecodeError: not an EngineRequest.
+        google.protobuf.message.DecodeError: `raw` is not an EngineRequest.
     """
     return Incoming(raw, engine_pb2.EngineRequest.FromString(raw))
 
 
-def asked_of(request: engine_pb2.EngineRequest) -> Asked:
-    """What routing needs.
+def routing_request(request: engine_pb2.EngineRequest) -> RoutingRequest:
+    """Extract the part of a request that routing and admission need.
 
     Raises:
-        InvalidArgumentError: what the gateway must have set is not there.
+        InvalidArgumentError: a field that the gateway must set is empty.
     """
     inner = request.request
     if not inner.model:
@@ -45,7 +46,7 @@ def asked_of(request: engine_pb2.EngineRequest) -> Asked:
     expected = DEFAULT_OUTPUT_TOKENS
     if routing.HasField("expected_output_tokens"):
         expected = routing.expected_output_tokens
-    return Asked(
+    return RoutingRequest(
         request_id=inner.request_id or str(uuid.uuid4()),
         model=inner.model,
         token_ids=inner.token_ids.ids,
@@ -58,18 +59,24 @@ def asked_of(request: engine_pb2.EngineRequest) -> Asked:
         revision=request.model_revision,
         use_cache=not inner.cache.bypass,
         greedy=sampling.HasField("temperature") and sampling.temperature == 0,
-        # The engine refuses an n out of range; nobody here may make room for it.
+        # The engine rejects an n out of range; until then it must not reserve more slots.
         num_choices=min(max(sampling.n, 1), MAX_CHOICES),
     )
 
 
-def for_attempt(
+def attempt_bytes(
     incoming: Incoming,
     attempt: int,
     continuation: engine_pb2.Continuation | None,
     numerics_id: str,
 ) -> bytes:
-    """The request as a later attempt sends it."""
+    """The serialised request of a later attempt.
+
+    Args:
+        attempt: number of the attempt.
+        continuation: the output that the client already has; None if it has none.
+        numerics_id: numerics that a resumed stream requires; empty for any.
+    """
     again = engine_pb2.EngineRequest()
     again.CopyFrom(incoming.request)
     again.attempt = attempt

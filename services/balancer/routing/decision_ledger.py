@@ -1,4 +1,4 @@
-"""Remembers the routing decisions of recent requests, so that Explain can tell where and why."""
+"""Keeps the routing decisions of recent requests for the operators' Explain call."""
 
 import time
 from collections import OrderedDict
@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from inferfleet_proto.admin.v1 import fleet_pb2
-from services.balancer.engines.engine_view import Candidate, Choice, Score
+from services.balancer.engines.engine_view import Candidate, Score
+from services.balancer.routing.router import RoutingResult
 
 
 @dataclass(eq=False, slots=True)
 class Decision:
-    """One decision; `outcome` is set when its attempt has ended."""
+    """One decision."""
 
     attempt: int
     unix_ms: int
@@ -23,24 +24,33 @@ class Decision:
     prompt_tokens: int
     match_known: bool
     outcome: str = ""
+    """How the attempt ended; empty while it runs."""
+
+    def record_outcome(self, outcome: str) -> None:
+        """Record how the attempt ended: OK, or the name of a status."""
+        self.outcome = outcome
 
 
 @dataclass(slots=True)
-class _Story:
+class _RequestHihistory:
     trace_id: str
     decisions: list[Decision]
 
 
 class DecisionLedger:
-    """The last `limit` requests by id; the oldest is forgotten first."""
+    """The last `limit` requests by id. The one whose last decision is oldest is dropped first.
+
+    Args:
+        clock: seconds since the epoch.
+    """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.time) -> None:
         self._limit = limit
         self._clock = clock
-        self._stories: OrderedDict[str, _Story] = OrderedDict()
+        self._histories: OrderedDict[str, _RequestHihistory] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._stories)
+        return len(self._histories)
 
     def add(
         self,
@@ -48,44 +58,49 @@ class DecisionLedger:
         trace_id: str,
         attempt: int,
         policy: str,
-        choice: Choice,
-        candidates: tuple[Candidate, ...],
+        routing: RoutingResult,
         *,
         prompt_tokens: int,
         match_known: bool,
     ) -> Decision:
-        """Note a decision; the caller sets its outcome later."""
+        """Add a decision; the caller records its outcome later.
+
+        Args:
+            attempt: number of the attempt, as engines see it.
+            match_known: whether the prefix index answered.
+        """
+        choice = routing.choice
         decision = Decision(
             attempt=attempt,
             unix_ms=int(self._clock() * 1000),
             policy=policy,
-            engine_id=choice.candidate.engine.engine_id,
+            engine_id=routing.engine.engine_id,
             reason=choice.reason,
-            candidates=candidates,
+            candidates=routing.candidates,
             scores=choice.scores,
             prompt_tokens=prompt_tokens,
             match_known=match_known,
         )
-        story = self._stories.get(request_id)
-        if story is None:
-            story = self._stories[request_id] = _Story(trace_id, [])
+        history = self._histories.get(request_id)
+        if history is None:
+            history = self._histories[request_id] = _RequestHihistory(trace_id, [])
         else:
-            story.trace_id = trace_id
-            self._stories.move_to_end(request_id)
-        story.decisions.append(decision)
-        while len(self._stories) > self._limit:
-            self._stories.popitem(last=False)
+            history.trace_id = trace_id
+            self._histories.move_to_end(request_id)
+        history.decisions.append(decision)
+        while len(self._histories) > self._limit:
+            self._histories.popitem(last=False)
         return decision
 
     def explain(self, request_id: str) -> fleet_pb2.ExplainResponse | None:
-        """All decisions of a request, oldest first; None if it is not remembered."""
-        story = self._stories.get(request_id)
-        if story is None:
+        """All decisions of a request, oldest first; None if the request is not kept."""
+        history = self._histories.get(request_id)
+        if history is None:
             return None
         return fleet_pb2.ExplainResponse(
             request_id=request_id,
-            trace_id=story.trace_id,
-            decisions=[_to_proto(decision) for decision in story.decisions],
+            trace_id=history.trace_id,
+            decisions=[_to_proto(decision) for decision in history.decisions],
         )
 
 

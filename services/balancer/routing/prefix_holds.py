@@ -1,26 +1,29 @@
-"""Prefixes of requests that are at an engine now: their blocks are being computed or held there,
-though no event of the engine may have told the index yet.
+"""Prefixes of the requests in flight.
+
+Their engine holds or computes the blocks now, although the prefix index may not have received the
+engine's events for them yet.
 """
 
 from collections.abc import Callable
 
+from services.balancer.engines.engine_view import EngineLife
 from services.common.block_hash import INDEX_HASH_BYTES
-
-EngineLife = tuple[str, int]
-"""Engine id and epoch: a restarted engine is another one."""
 
 
 class PrefixHolds:
-    """Counts, per engine, how many running requests hold each block."""
+    """Counts, per engine life, the running requests that hold each block."""
 
     def __init__(self) -> None:
         self._held: dict[EngineLife, dict[bytes, int]] = {}
 
     def hold(self, life: EngineLife, chain: bytes) -> Callable[[], None]:
-        """A request with these joined block hashes is sent there.
+        """Record that a request is sent to the engine.
+
+        Args:
+            chain: joined index hashes of the prompt's blocks.
 
         Returns:
-            What ends the hold; idempotent.
+            A function that ends the hold; idempotent.
         """
         blocks = [
             chain[at : at + INDEX_HASH_BYTES] for at in range(0, len(chain), INDEX_HASH_BYTES)
@@ -41,10 +44,10 @@ class PrefixHolds:
         return release
 
     def matched(self, life: EngineLife, chain: bytes) -> int:
-        """Blocks at the beginning of `chain` that a request there has too.
+        """Number of leading blocks of `chain` that a running request at the engine shares.
 
-        A hash stands for all of its prefix and whole chains are held, so that this is a search for
-        the last block held and not a walk.
+        A block hash covers the whole prefix before it, and whole chains are held. So a binary
+        search for the last held block suffices.
         """
         held = self._held.get(life)
         if not held:
@@ -61,5 +64,5 @@ class PrefixHolds:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held anywhere."""
+        """Whether no blocks are held at any engine."""
         return not self._held

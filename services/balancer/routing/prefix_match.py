@@ -1,7 +1,8 @@
-"""Asks the prefix index which engines hold how much of a prompt, and goes on without it if need be.
+"""Client of the prefix index: how much of a prompt each engine has in its cache.
 
-One Match call per hash namespace among the candidates (usually one), a short deadline, and a
-breaker so that an index that is away costs nothing after its first few deadlines.
+There is one Match call per hash namespace among the candidates (usually one), with a short
+deadline. If the index does not answer, routing continues without it. A breaker makes an unavailable
+index cost nothing after its first few deadlines.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from opentelemetry.context import Context
 
 from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
 from services.balancer.engines.breaker import Breaker
-from services.balancer.engines.engine_view import Asked, EngineView
+from services.balancer.engines.engine_view import EngineLife, EngineView, RoutingRequest
 from services.balancer.routing.prefix_holds import PrefixHolds
 from services.common import block_hash
 from services.common.rpc import REQUEST_ID_KEY, Membership
@@ -28,27 +29,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Matches:
-    """Answer for one prompt. Unknown is not the same as nothing matched."""
+    """The matches of one prompt."""
 
     known: bool
-    tokens: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Matched prompt tokens by (engine id, epoch)."""
+    """Whether the index answered. Unknown differs from an answer without matches."""
+    tokens: Mapping[EngineLife, int] = field(default_factory=dict)
+    """Prompt tokens in the index, by engine life."""
     chains: Mapping[tuple[bytes, int], bytes] = field(default_factory=dict)
-    """Joined hashes of the prompt's blocks, by hash namespace and block size."""
+    """Joined index hashes of the prompt's blocks, by hash namespace and block size."""
     holds: PrefixHolds | None = None
-    """What running requests hold, known before any event tells it."""
+    """Prefixes of the requests in flight, which the index may not have yet."""
 
-    def of(self, engine: EngineView) -> int:
-        """Tokens of the prompt that this life of the engine holds, or is about to."""
-        life = engine.engine_id, engine.epoch_ms
-        indexed = self.tokens.get(life, 0)
+    def matched_tokens(self, engine: EngineView) -> int:
+        """Prompt tokens that this life of the engine holds or is computing."""
+        indexed = self.tokens.get(engine.life, 0)
         chain = self.chain_for(engine)
         if self.holds is None or not chain:
             return indexed
-        return max(indexed, self.holds.matched(life, chain) * engine.block_size)
+        return max(indexed, self.holds.matched(engine.life, chain) * engine.block_size)
 
     def chain_for(self, engine: EngineView) -> bytes:
-        """The prompt's blocks as this engine names them; empty if none can be reused."""
+        """Joined hashes of the prompt's blocks in this engine's namespace; empty if none is
+        reusable."""
         return self.chains.get((engine.hash_namespace, engine.block_size), b"")
 
 
@@ -59,8 +61,11 @@ class PrefixMatcher:
     """The client of PrefixIndex.Match.
 
     Args:
-        address: host:port of kvcache; empty: every answer is unknown.
-        observe: told the outcome ("known", "unknown", "failed", "skipped") and seconds of each.
+        address: host:port of kvcache. If it is empty, every match is unknown.
+        timeout_s: deadline of one Match call.
+        observe: gets the outcome ("known", "unknown", "failed", "skipped") and the seconds of each
+            match.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -87,15 +92,21 @@ class PrefixMatcher:
         if self._channel is not None:
             await self._channel.close(None)
 
-    async def match(self, asked: Asked, engines: Sequence[EngineView], parent: Context) -> Matches:
-        """What the engines hold of the prompt; never raises because the index is away."""
+    async def match(
+        self, request: RoutingRequest, engines: Sequence[EngineView], parent: Context
+    ) -> Matches:
+        """Look up how much of the prompt each engine holds. An unavailable index is no error.
+
+        Args:
+            parent: trace context of the request.
+        """
         kinds = {(engine.hash_namespace, engine.block_size) for engine in engines}
         chains = {}
-        if asked.use_cache:
-            chains = {kind: chain for kind in kinds if (chain := _chain(asked, *kind))}
+        if request.use_cache:
+            chains = {kind: chain for kind in kinds if (chain := _hash_chain(request, *kind))}
         if self._channel is None or not chains:
             self._observe("skipped", 0.0)
-            # With nothing to look up the answer is known: no engine holds anything of use.
+            # With no blocks to look up the answer is known: nothing can be reused.
             return Matches(self._channel is not None, {}, chains, self.holds)
         began = self._clock()
         if not self.breaker.admits(began):
@@ -103,28 +114,30 @@ class PrefixMatcher:
             return Matches(False, {}, chains, self.holds)
         self.breaker.began(began)
         answers = await asyncio.gather(
-            *(self._ask(asked, size, chain, parent) for (_, size), chain in chains.items())
+            *(self._call_index(request, size, chain, parent) for (_, size), chain in chains.items())
         )
         tokens = {key: n for answer in answers for key, n in answer.tokens.items()}
         known = all(answer.known for answer in answers)
         return Matches(known, tokens, chains, self.holds)
 
-    async def _ask(self, asked: Asked, block_size: int, chain: bytes, parent: Context) -> Matches:
+    async def _call_index(
+        self, request: RoutingRequest, block_size: int, chain: bytes, parent: Context
+    ) -> Matches:
         assert self._channel is not None
         stub: Any = prefix_index_pb2_grpc.PrefixIndexStub(self._channel)
-        request = prefix_index_pb2.MatchRequest(block_hashes=chain)
+        lookup = prefix_index_pb2.MatchRequest(block_hashes=chain)
         began = self._clock()
-        attributes = {"inferfleet.request_id": asked.request_id}
+        attributes = {"inferfleet.request_id": request.request_id}
         with self._tracer.start_as_current_span(
             "match", context=parent, kind=trace.SpanKind.CLIENT, attributes=attributes
         ) as span:
             metadata = (
                 *self._metadata,
-                (REQUEST_ID_KEY, asked.request_id),
+                (REQUEST_ID_KEY, request.request_id),
                 *telemetry.inject(trace.set_span_in_context(span)),
             )
             try:
-                reply = await stub.Match(request, timeout=self._timeout_s, metadata=metadata)
+                reply = await stub.Match(lookup, timeout=self._timeout_s, metadata=metadata)
             except grpc.RpcError as error:
                 self.breaker.failed(self._clock())
                 self._observe("failed", self._clock() - began)
@@ -145,10 +158,11 @@ class PrefixMatcher:
             return Matches(bool(reply.known), found)
 
 
-def _chain(asked: Asked, namespace: bytes, block_size: int) -> bytes:
-    """Hashes of the prompt's full blocks but for the last token, which is always computed."""
-    limit = (len(asked.token_ids) - 1) // block_size
-    root = block_hash.root(namespace, asked.salt)
+def _hash_chain(request: RoutingRequest, namespace: bytes, block_size: int) -> bytes:
+    """Joined hashes of the prompt's full blocks. The last token is left out: it is always computed,
+    because its logits are needed."""
+    limit = (len(request.token_ids) - 1) // block_size
+    root = block_hash.root(namespace, request.salt)
     return block_hash.join_for_index(
-        block_hash.hash_blocks(root, asked.token_ids, block_size, limit)
+        block_hash.hash_blocks(root, request.token_ids, block_size, limit)
     )

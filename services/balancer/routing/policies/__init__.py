@@ -1,6 +1,7 @@
-"""Routing policies by name: each a pure function of a frozen situation and a source of chance.
+"""Routing policies by name. Each is a pure function of a frozen situation and a random generator.
 
-Others may bring their own: an entry point of the group `inferfleet.policies`, or module:function.
+Users can add their own policies: as an entry point of the group `inferfleet.policies`, or by naming
+module:function.
 """
 
 import importlib
@@ -33,20 +34,20 @@ ENTRY_POINTS = "inferfleet.policies"
 
 
 class PolicyError(ValueError):
-    """There is no such policy, or it cannot be loaded; the message says why."""
+    """The policy does not exist or cannot be loaded; the message says why."""
 
 
 def find_policy(name: str) -> Policy:
-    """The policy of a name: one of ours, an entry point's, or module:function.
+    """Find a policy by name: a built-in one, an entry point, or module:function.
 
     Raises:
-        PolicyError: it cannot be had.
+        PolicyError: the policy does not exist or cannot be loaded.
     """
     if name in POLICIES:
         return POLICIES[name]
     found = [point for point in entry_points(group=ENTRY_POINTS) if point.name == name]
-    where = found[0].value if found else name
-    module, colon, attribute = where.partition(":")
+    target = found[0].value if found else name
+    module, colon, attribute = target.partition(":")
     if not colon or not module or not attribute:
         raise PolicyError(
             f"{name!r} is none of {', '.join(POLICIES)}, no entry point of {ENTRY_POINTS} and not "
@@ -55,8 +56,8 @@ def find_policy(name: str) -> Policy:
     try:
         policy = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise PolicyError(f"{where} cannot be loaded: {error}") from error
+        raise PolicyError(f"{target} cannot be loaded: {error}") from error
     if not callable(policy):
-        raise PolicyError(f"{where} is not a function")
+        raise PolicyError(f"{target} is not a function")
     loaded: Policy = policy
     return loaded

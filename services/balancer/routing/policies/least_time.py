@@ -1,17 +1,20 @@
-"""`least_time`: the engine with the least expected seconds; ties are broken by chance.
+"""`least_time`: chooses the engine with the least expected time; ties are broken at random.
 
     expected = (κ · uncached after match + queued uncached) / prefill rate
              + η · turnover / mean turnover · uncached after match / prefill rate
              + λ · u / (1 − u)              u = held blocks / total blocks, at most 0.98
              + expected output · decode round · b / (b + half batch)
 
-The last part is what the b requests already there add to each token. κ > 1 because a token that is
-computed again costs others too: all behind it wait, and its block takes the place of another one.
-What that place is worth depends on the engine: where much was computed lately (turnover, by the
-size of the cache) even the oldest block is young. So prompts that nobody knows go where the cache
-is stale, and all caches remember about as long: together they come near to one cache.
-There are no thresholds: a hot prefix spreads as soon as waiting costs κ times its recomputing. An
-engine that has not measured a rate yet is given its peers' median.
+The last line is the time that the b requests already running add to each output token.
+
+κ > 1 because recomputing a token costs other requests too: those behind it wait, and its block
+evicts another one. The η term prices that eviction. It costs more where the cache turns over
+quickly (many tokens computed recently, relative to the size of the cache), because even the oldest
+block there is young. Unknown prompts therefore go to the engine whose cache is least used. That
+evens out block age across engines, so that their caches together come close to one pooled cache.
+
+There are no thresholds: a hot prefix spreads to other engines as soon as waiting costs more than
+recomputing. An engine that has not measured a rate yet gets the median of the others.
 """
 
 from collections.abc import Iterable
@@ -29,7 +32,7 @@ from services.balancer.engines.engine_view import (
 
 
 def choose(situation: Situation, rng: Random) -> Choice:
-    """The candidate of least expected time."""
+    """The candidate with the least expected time."""
     scores = score_all(situation)
     best_s = min(score.expected_s for score in scores.values())
     best = [c for c in situation.candidates if scores[c.engine.engine_id].expected_s <= best_s]
@@ -46,14 +49,14 @@ def score_all(situation: Situation) -> dict[str, Score]:
         (e.prefill_tokens_per_s for e in engines), cost.default_prefill_tokens_per_s
     )
     decode_round_s = _typical((e.decode_round_s for e in engines), cost.default_decode_round_s)
-    prompt_tokens = len(situation.asked.token_ids)
+    prompt_tokens = len(situation.request.token_ids)
     mean_turnover = sum(turnover(engine) for engine in engines) / len(engines)
     return {
         candidate.engine.engine_id: _score(
             candidate,
             cost,
             prompt_tokens,
-            situation.asked.expected_output,
+            situation.request.expected_output,
             candidate.engine.prefill_tokens_per_s or prefill_rate,
             candidate.engine.decode_round_s or decode_round_s,
             turnover(candidate.engine) / mean_turnover if mean_turnover else 1.0,
@@ -72,7 +75,7 @@ def _score(
     relative_turnover: float,
 ) -> Score:
     engine = candidate.engine
-    # The last prompt token is always computed: its logits are wanted.
+    # The last prompt token is always computed, because its logits are needed.
     uncached = max(prompt_tokens - candidate.matched_tokens, 1)
     held = min(engine.held_blocks / max(engine.total_blocks, 1), cost.max_utilisation)
     others = engine.occupancy / (engine.occupancy + cost.half_batch)
@@ -88,7 +91,8 @@ def _score(
 
 
 def turnover(engine: EngineView) -> float:
-    """How often the cache was written over lately, where no running request holds it."""
+    """Recent uncached tokens per token of cache that no running request holds: how often that part
+    of the cache was overwritten recently."""
     free = engine.total_blocks - engine.held_blocks
     return engine.recent_uncached / (max(free, 1) * engine.block_size)
 

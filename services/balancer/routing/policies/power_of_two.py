@@ -1,4 +1,4 @@
-"""`power_of_two`: the less occupied of two engines drawn by chance."""
+"""`power_of_two`: chooses the less occupied of two engines drawn at random."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ from services.balancer.engines.engine_view import Choice, Situation
 
 
 def choose(situation: Situation, rng: Random) -> Choice:
-    """Two draws without replacement; the first wins a tie."""
+    """Draw two without replacement; the first one wins a tie."""
     drawn = rng.sample(situation.candidates, min(2, len(situation.candidates)))
     chosen = min(drawn, key=lambda c: c.engine.occupancy)
     return Choice(chosen, "the less occupied of two", {})

@@ -1,4 +1,4 @@
-"""`prefix_only`: the engine that holds the longest prefix; the least occupied one on a tie."""
+"""`prefix_only`: chooses the engine with the longest prefix match; on a tie, the least occupied."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ from services.balancer.engines.engine_view import Choice, Situation
 
 
 def choose(situation: Situation, rng: Random) -> Choice:
-    """The longest match, whatever the load."""
+    """The longest match, regardless of the load."""
     best = max(situation.candidates, key=lambda c: c.matched_tokens).matched_tokens
     holders = [c for c in situation.candidates if c.matched_tokens == best]
     least = min(c.engine.occupancy for c in holders)

@@ -1,4 +1,4 @@
-"""`random`: any engine, all alike."""
+"""`random`: chooses any engine with equal probability."""
 
 from random import Random
 
@@ -6,5 +6,5 @@ from services.balancer.engines.engine_view import Choice, Situation
 
 
 def choose(situation: Situation, rng: Random) -> Choice:
-    """A uniform draw."""
+    """Draw one candidate uniformly."""
     return Choice(rng.choice(situation.candidates), "by chance", {})

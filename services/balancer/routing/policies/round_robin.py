@@ -1,4 +1,4 @@
-"""`round_robin`: each engine in turn, in the order of their ids."""
+"""`round_robin`: chooses the engines in turn, in the order of their ids."""
 
 from random import Random
 
@@ -6,6 +6,6 @@ from services.balancer.engines.engine_view import Choice, Situation
 
 
 def choose(situation: Situation, rng: Random) -> Choice:
-    """The next engine; `rng` is not used."""
+    """The next engine in order; `rng` is not used."""
     ordered = sorted(situation.candidates, key=lambda c: c.engine.engine_id)
     return Choice(ordered[situation.turn % len(ordered)], "its turn", {})

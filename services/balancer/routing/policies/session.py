@@ -1,7 +1,7 @@
-"""`session`: requests of one session go to one engine as long as it is there (rendezvous hash).
+"""`session`: sends all requests of a session to one engine while it serves (rendezvous hashing).
 
-When engines come or go, only the sessions of those engines move. A request without a session id is
-placed by `least_time`.
+When engines join or leave, only the sessions of those engines move. `least_time` places a request
+without a session id.
 """
 
 from hashlib import blake2b
@@ -12,11 +12,11 @@ from services.balancer.routing.policies import least_time
 
 
 def choose(situation: Situation, rng: Random) -> Choice:
-    """The engine whose hash with the session is highest."""
-    asked = situation.asked
-    if not asked.session_id:
+    """The engine with the highest hash of session and engine id."""
+    request = situation.request
+    if not request.session_id:
         return least_time.choose(situation, rng)
-    key = f"{asked.tenant}\0{asked.session_id}\0"
+    key = f"{request.tenant}\0{request.session_id}\0"
 
     def weight(engine_id: str) -> bytes:
         return blake2b((key + engine_id).encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Who is in the view: registered or reporting is enough to stay, both gone is a ghost."""
+"""Which engines are in the view: one that is registered or reports stays in it."""
 
 import logging
 
@@ -12,7 +12,7 @@ async def test_a_lost_key_alone_does_not_end_an_engine(fleet, engine_request):
     await fleet.keys.forget(engine)
     assert fleet.state("a") == "serving"
     await fleet.ask(engine_request())
-    assert not fleet.service.rooms.registry.member("a").registered
+    assert not fleet.member("a").registered
     await engine.stop()
     await fleet.until_state("a", "gone")
 
@@ -25,14 +25,14 @@ async def test_broken_reports_alone_do_not_end_it(fleet):
     await fleet.until_state("a", "serving")
 
 
-async def test_while_etcd_is_away_nobody_leaves(fleet):
+async def test_while_etcd_is_away_no_engine_leaves(fleet):
     engine = await fleet.add("a")
     fleet.keys.connected = False
     await fleet.keys.forget(engine)
     await engine.stop()
     await fleet.until_state("a", "unreachable")
-    fleet.service.rooms.registry._sweep()
-    assert fleet.state("a") == "unreachable", "it may come back before etcd does"
+    fleet.service.dependencies.registry._sweep()
+    assert fleet.state("a") == "unreachable", "the engine may return before etcd does"
     fleet.keys.connected = True
     await fleet.until_state("a", "gone")
 
@@ -63,15 +63,15 @@ async def test_a_key_deleted_while_the_watch_was_cut_is_gone_after_it(fleet, eng
         ),
     ],
 )
-async def test_a_bad_record_is_ignored_and_said_once(fleet, caplog, value, problem):
+async def test_a_bad_record_is_ignored_and_logged_once(fleet, caplog, value, problem):
     caplog.set_level(logging.WARNING)
     for _ in range(3):
         await fleet.keys.set(ENGINES_PREFIX + "x", value)
         await fleet.add("good", epoch_ms=1) if not fleet.engines else None
-    said = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
-    assert len(said) == 1
-    assert problem in said[0]
-    assert [m.info.engine_id for m in fleet.service.rooms.registry.members()] == ["good"]
+    logged = [r.getMessage() for r in caplog.records if "is ignored" in r.getMessage()]
+    assert len(logged) == 1
+    assert problem in logged[0]
+    assert [m.info.engine_id for m in fleet.service.dependencies.registry.members()] == ["good"]
 
 
 async def test_a_restarted_engine_is_a_new_one(fleet, engine_request):
@@ -81,7 +81,7 @@ async def test_a_restarted_engine_is_a_new_one(fleet, engine_request):
     await fleet.ask(engine_request())
     assert len(new.requests) == 1
     await fleet.keys.register(old)
-    assert fleet.service.rooms.registry.member("a").info.epoch_ms == 2, "an old record is no news"
+    assert fleet.member("a").info.epoch_ms == 2, "an older record changes nothing"
 
 
 async def test_another_process_at_the_address_is_not_the_engine(fleet):
@@ -92,11 +92,11 @@ async def test_another_process_at_the_address_is_not_the_engine(fleet):
 
 async def test_a_changed_record_of_the_same_life_is_taken(fleet):
     engine = await fleet.add("a")
-    member = fleet.service.rooms.registry.member("a")
+    member = fleet.member("a")
     engine.info.draining = True
     await fleet.keys.register(engine)
     await fleet.until_state("a", "draining")
-    assert fleet.service.rooms.registry.member("a") is member
+    assert fleet.member("a") is member
 
 
 @pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.4}], indirect=True)

@@ -1,4 +1,4 @@
-"""Policies as pure functions: who is chosen, why, and how load moves the choice."""
+"""Policies as pure functions: which engine is chosen, why, and how load moves the choice."""
 
 import dataclasses
 from collections import Counter
@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.balancer.engines.engine_view import (
-    Asked,
     Candidate,
     CostModel,
     EngineState,
     EngineView,
+    RoutingRequest,
     Situation,
 )
 from services.balancer.routing.policies import POLICIES, least_time
@@ -26,8 +26,8 @@ def view(engine_id, **changes):
     return EngineView(engine_id, 1, "m", EngineState.SERVING, **{**facts, **changes})
 
 
-def situation(*candidates, tokens=100, turn=0, **asked):
-    made = Asked("r", "m", range(tokens), **asked)
+def situation(*candidates, tokens=100, turn=0, **request):
+    made = RoutingRequest("r", "m", range(tokens), **request)
     return Situation(made, tuple(candidates), CostModel(), turn)
 
 
@@ -116,7 +116,9 @@ def test_an_unknown_prompt_goes_where_the_cache_is_stale():
     large = view("large", recent_uncached=900.0, total_blocks=10_000)
     assert chosen("least_time", Candidate(large), Candidate(calm)) == "large", "by its size"
     held = view("held", recent_uncached=100.0, held_blocks=95)
-    assert least_time.turnover(held) > least_time.turnover(calm), "of what nobody holds"
+    assert least_time.turnover(held) > least_time.turnover(calm), (
+        "relative to the blocks that no request holds"
+    )
 
 
 def test_an_engine_without_measurements_gets_its_peers_rate():
@@ -144,7 +146,7 @@ def test_a_hot_prefix_spreads_when_waiting_costs_more_than_recomputing():
     assert winner(int(saved) + 4) == "other"
 
 
-def test_ties_are_broken_by_chance():
+def test_ties_are_broken_at_random():
     candidates = [Candidate(view(f"e{i}")) for i in range(4)]
     rng = Random(3)
     counts = Counter(chosen("least_time", *candidates, rng=rng) for _ in range(400))
@@ -152,7 +154,7 @@ def test_ties_are_broken_by_chance():
     assert min(counts.values()) > 50
 
 
-def test_round_robin_takes_turns_whatever_the_order():
+def test_round_robin_takes_turns_in_any_order_of_candidates():
     candidates = [Candidate(view(name)) for name in ("c", "a", "b")]
     turns = [chosen("round_robin", *candidates, turn=i) for i in range(6)]
     assert turns == ["a", "b", "c"] * 2
@@ -187,15 +189,15 @@ def test_without_a_session_the_least_time_wins():
     assert chosen("session", *candidates) == "idle"
 
 
-def route(views, *, matches=None, policy="least_time", **asked):
+def route(views, *, matches=None, policy="least_time", **request):
     router = Router(
         policy,
         lambda model: views,
-        lambda engine, seats: engine.occupancy + seats <= 10,
+        lambda engine, slots: engine.occupancy + slots <= 10,
         cost=CostModel(),
         rng=Random(0),
     )
-    made = Asked("r", "m", range(100), **asked)
+    made = RoutingRequest("r", "m", range(100), **request)
     eligible = router.eligible(made)
     if not eligible:
         return None
@@ -203,7 +205,7 @@ def route(views, *, matches=None, policy="least_time", **asked):
     return choice.candidate.engine.engine_id
 
 
-def test_a_sick_idle_engine_does_not_count():
+def test_an_unhealthy_idle_engine_does_not_count():
     """A and B are healthy at load 5, C is not and has none; the prompt is B's."""
     views = [
         view("A", occupancy=5, in_flight=5),
@@ -230,8 +232,8 @@ def test_full_engines_are_a_last_resort():
 
 
 def test_a_match_of_an_earlier_life_does_not_count():
-    assert Matches(True, {("A", 7): 50}).of(view("A")) == 0
-    assert Matches(True, {("A", 1): 50}).of(view("A")) == 50
+    assert Matches(True, {("A", 7): 50}).matched_tokens(view("A")) == 0
+    assert Matches(True, {("A", 1): 50}).matched_tokens(view("A")) == 50
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_a_match_of_an_earlier_life_does_not_count():
         ("never", True, {"deterministic": True}, False, True),
     ],
 )
-def test_where_a_broken_stream_may_go_on(rule, greedy, other, allowed, exact):
+def test_which_engines_may_resume_a_broken_stream(rule, greedy, other, allowed, exact):
     facts = {"numerics_id": "x", "revision": "r", "deterministic": False}
     first = view("A", **{**facts, "deterministic": True})
     second = view("B", **{**facts, **other})

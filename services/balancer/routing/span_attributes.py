@@ -1,32 +1,28 @@
-"""A routing decision in the trace: attributes of the `route` span, an event per failure."""
+"""Writes to the `route` span: attributes for the decision, an event for each failed attempt."""
 
 from opentelemetry import trace
 
-from services.balancer.engines.engine_view import Candidate, Choice, EngineView
+from services.balancer.engines.engine_view import Candidate, EngineView
 from services.balancer.request.failure import Failure
+from services.balancer.routing.router import RoutingResult
 
 
-def describe(
-    span: trace.Span,
-    policy: str,
-    choice: Choice,
-    candidates: tuple[Candidate, ...],
-    *,
-    match_known: bool,
-    attempt: int,
+def set_decision(
+    span: trace.Span, policy: str, routing: RoutingResult, *, match_known: bool, attempt: int
 ) -> None:
-    """Write who could have served, what each holds and costs, who was chosen and why."""
+    """Write the candidates with their matches and scores, the chosen engine and the reason."""
     if not span.is_recording():
         return
+    choice, candidates = routing
     scored = [c.engine.engine_id for c in candidates if c.engine.engine_id in choice.scores]
     span.set_attributes(
         {
             "inferfleet.route.policy": policy,
             "inferfleet.route.candidates": [c.engine.engine_id for c in candidates],
-            "inferfleet.route.matched_blocks": [_blocks(c) for c in candidates],
+            "inferfleet.route.matched_blocks": [_matched_blocks(c) for c in candidates],
             "inferfleet.route.scores_s": [choice.scores[e].expected_s for e in scored],
             "inferfleet.route.engine_id": choice.candidate.engine.engine_id,
-            "inferfleet.route.engine_matched_blocks": _blocks(choice.candidate),
+            "inferfleet.route.engine_matched_blocks": _matched_blocks(choice.candidate),
             "inferfleet.route.reason": choice.reason,
             "inferfleet.route.match_known": match_known,
             "inferfleet.route.attempt": attempt,
@@ -34,8 +30,8 @@ def describe(
     )
 
 
-def attempt_failed(span: trace.Span, engine: EngineView, failure: Failure) -> None:
-    """Note that an engine failed and why."""
+def add_failure(span: trace.Span, engine: EngineView, failure: Failure) -> None:
+    """Add an event for an engine that failed."""
     span.add_event(
         "attempt failed",
         {
@@ -46,5 +42,5 @@ def attempt_failed(span: trace.Span, engine: EngineView, failure: Failure) -> No
     )
 
 
-def _blocks(candidate: Candidate) -> int:
+def _matched_blocks(candidate: Candidate) -> int:
     return candidate.matched_tokens // max(candidate.engine.block_size, 1)

@@ -1,4 +1,4 @@
-"""Policies that users bring: found by name, checked at start, and never the end of a request."""
+"""Policies of users: found by name, checked at start; their failures fail no request."""
 
 import logging
 from random import Random
@@ -13,6 +13,7 @@ from services.balancer.engines.engine_view import (
     CostModel,
     EngineState,
     EngineView,
+    RoutingRequest,
 )
 from services.balancer.routing.policies import POLICIES, PolicyError, find_policy
 from services.balancer.routing.prefix_match import Matches
@@ -22,6 +23,13 @@ from services.common.config.settings import ConfigError, load
 
 def last_of_all(situation, rng):
     return Choice(max(situation.candidates, key=lambda c: c.engine.engine_id), "the last", {})
+
+
+def by_former_names(situation, rng):
+    """As policies written for earlier versions read the request."""
+    assert isinstance(situation.asked, Asked)
+    reason = f"{situation.asked.model}, {situation.asked.expected_output}"
+    return Choice(situation.candidates[0], reason, {})
 
 
 def broken(situation, rng):
@@ -38,8 +46,8 @@ not_a_function = 3
 def choose(policy):
     views = [EngineView(name, 1, "m", EngineState.SERVING) for name in ("a", "b", "c")]
     router = Router(policy, lambda model: views, lambda e, n: True, cost=CostModel(), rng=Random(0))
-    asked = Asked("r", "m", range(10))
-    choice, _ = router.choose(asked, router.eligible(asked), Matches(True))
+    request = RoutingRequest("r", "m", range(10))
+    choice, _ = router.choose(request, router.eligible(request), Matches(True))
     return choice
 
 
@@ -54,20 +62,24 @@ def test_a_dotted_name_is_a_policy(here):
     assert (choice.candidate.engine.engine_id, choice.reason) == ("c", "the last")
 
 
+def test_a_policy_may_use_the_former_names(here):
+    assert choose(f"{here}:by_former_names").reason == "m, 128"
+
+
 def test_an_entry_point_is_a_policy(here, monkeypatch):
     from importlib.metadata import EntryPoint
 
     from services.balancer.routing import policies
 
     point = EntryPoint("mine", f"{here}:last_of_all", policies.ENTRY_POINTS)
-    asked = []
-    monkeypatch.setattr(policies, "entry_points", lambda group: asked.append(group) or [point])
+    groups = []
+    monkeypatch.setattr(policies, "entry_points", lambda group: groups.append(group) or [point])
     assert choose("mine").reason == "the last"
-    assert asked == ["inferfleet.policies"]
+    assert groups == ["inferfleet.policies"]
 
 
 @pytest.mark.parametrize("name", ["broken", "stranger"])
-def test_where_a_foreign_policy_fails_least_time_chooses(here, caplog, name):
+def test_where_a_policy_of_a_user_fails_least_time_chooses(here, caplog, name):
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             assert choose(f"{here}:{name}").candidate.engine.engine_id in ("a", "b", "c")
@@ -84,7 +96,7 @@ def test_where_a_foreign_policy_fails_least_time_chooses(here, caplog, name):
         (":choose", "not module:function"),
     ],
 )
-def test_a_policy_that_cannot_be_had_is_refused_at_start(here, name, words):
+def test_a_policy_that_cannot_be_loaded_is_refused_at_start(here, name, words):
     name = name.format(here=here)
     with pytest.raises(PolicyError, match=words):
         find_policy(name)
@@ -92,5 +104,5 @@ def test_a_policy_that_cannot_be_had_is_refused_at_start(here, name, words):
         load(BalancerConfig, ["--policy", name], prog="balancer", description="")
 
 
-def test_our_own_are_found_by_name():
+def test_built_in_policies_are_found_by_name():
     assert all(find_policy(name) is policy for name, policy in POLICIES.items())

@@ -1,4 +1,4 @@
-"""What running requests hold: counted per engine's life, searched as if walked, given back once."""
+"""Prefixes of running requests: counted per engine life, searched exactly, released once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,19 +31,19 @@ def common_blocks(one, other):
     return blocks
 
 
-@given(running=st.lists(prompts, max_size=6), asked=prompts, ended=st.sets(st.integers(0, 5)))
-def test_the_search_finds_what_a_walk_would(running, asked, ended):
+@given(running=st.lists(prompts, max_size=6), prompt=prompts, ended=st.sets(st.integers(0, 5)))
+def test_the_search_finds_what_a_walk_would(running, prompt, ended):
     holds = PrefixHolds()
-    releases = [holds.hold(A, chain(prompt)) for prompt in running]
-    left = [prompt for i, prompt in enumerate(running) if i not in ended]
+    releases = [holds.hold(A, chain(other)) for other in running]
+    left = [other for i, other in enumerate(running) if i not in ended]
     for i in ended:
         if i < len(releases):
             releases[i]()
             releases[i]()
-    assert holds.matched(A, chain(asked)) == max(
-        (common_blocks(prompt, asked) for prompt in left), default=0
+    assert holds.matched(A, chain(prompt)) == max(
+        (common_blocks(other, prompt) for other in left), default=0
     )
-    assert holds.matched(B, chain(asked)) == 0
+    assert holds.matched(B, chain(prompt)) == 0
     for release in releases:
         release()
     assert holds.empty
@@ -66,4 +66,4 @@ def test_a_match_is_the_longer_of_index_and_running_requests():
     facts = {"state": EngineState.SERVING, "hash_namespace": b"space", "block_size": 2}
     engines = [EngineView(name, 1, "m", **facts) for name in "abc"]
     matches = Matches(True, {A: 2, B: 6}, {(b"space", 2): prompt}, holds)
-    assert [matches.of(engine) for engine in engines] == [4, 6, 0]
+    assert [matches.matched_tokens(engine) for engine in engines] == [4, 6, 0]

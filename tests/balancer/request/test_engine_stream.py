@@ -3,7 +3,6 @@
 import grpc
 import pytest
 
-from inferfleet_proto.admin.v1 import fleet_pb2
 from inferfleet_proto.internal.v1 import engine_pb2
 from services.common import errors
 from services.common.rpc import ENGINE_ID_KEY, REQUEST_ID_KEY
@@ -36,9 +35,9 @@ async def test_the_trace_goes_through(fleet, engine_request):
     assert match.kind.name == "CLIENT"
     assert route.attributes["inferfleet.route.engine_id"] == "a"
     assert route.attributes["inferfleet.request_id"] == "r1"
-    told = engine.metadata[0]["traceparent"].split("-")
-    assert told[1] == "4bf92f3577b34da6a3ce929d0e0e4736"
-    assert told[2] == format(route.context.span_id, "016x")
+    received = engine.metadata[0]["traceparent"].split("-")
+    assert received[1] == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert received[2] == format(route.context.span_id, "016x")
 
 
 async def test_a_prefix_is_followed_to_its_holder(fleet, engine_request):
@@ -60,11 +59,11 @@ async def test_a_slow_index_costs_its_deadline_and_then_nothing(fleet, engine_re
     for _ in range(8):
         await fleet.ask(engine_request())
     assert len(fleet.index.requests) <= 4, "the breaker spares the rest"
-    story = fleet.service.rooms.decisions.explain("r1")
-    assert not story.decisions[0].match_known
+    found = fleet.service.dependencies.decisions.explain("r1")
+    assert not found.decisions[0].match_known
 
 
-async def test_bypass_asks_no_index(fleet, engine_request):
+async def test_bypass_calls_no_index(fleet, engine_request):
     await fleet.add("a")
     await fleet.ask(engine_request(bypass=True))
     assert not fleet.index.requests
@@ -94,7 +93,7 @@ async def test_each_model_goes_to_its_engines(fleet, engine_request):
 
 
 @pytest.mark.parametrize("field", ["request.model", "request.token_ids"])
-async def test_what_the_gateway_forgot_is_named(fleet, engine_request, field):
+async def test_a_field_that_the_gateway_left_empty_is_named(fleet, engine_request, field):
     await fleet.add("a")
     change = {"model": ""} if field == "request.model" else {"prompt": []}
     with pytest.raises(errors.InvalidArgumentError) as caught:
@@ -118,9 +117,9 @@ async def test_a_client_that_leaves_cancels_the_engine(fleet, engine_request, wa
     assert await call.read() is not grpc.aio.EOF
     assert fleet.in_flight() == 1
     call.cancel()
-    await wait_until(lambda: engine.running == 0, "the engine was told")
+    await wait_until(lambda: engine.running == 0, "the call at the engine ends")
     await fleet.until_idle()
-    assert fleet.service.rooms.registry.member("a").breaker._in_a_row == 0
+    assert fleet.member("a").breaker.consecutive_failures == 0
 
 
 async def test_the_deadline_reaches_the_engine(fleet, engine_request, wait_until):
@@ -128,7 +127,7 @@ async def test_the_deadline_reaches_the_engine(fleet, engine_request, wait_until
     engine.hang_after = 0
     with pytest.raises(errors.DeadlineExceededError):
         await fleet.ask(engine_request(), timeout=0.3)
-    await wait_until(lambda: engine.running == 0, "the engine was told")
+    await wait_until(lambda: engine.running == 0, "the call at the engine ends")
     await fleet.until_idle()
 
 
@@ -162,54 +161,6 @@ async def test_tenants_never_share_hashes(fleet, engine_request):
     request.salt = b"salt"
     await fleet.ask(request)
     assert fleet.index.requests[0].block_hashes != fleet.index.requests[1].block_hashes
-
-
-async def test_explain_tells_the_story(fleet, engine_request):
-    first = await fleet.add("a")
-    await fleet.add("b")
-    fleet.index.holds(first, 4)
-    first.refuse_with = errors.InternalError("bug")
-    await fleet.ask(engine_request())
-    await fleet.until_idle()
-    admin = fleet.admin()
-    story = await admin.Explain(fleet_pb2.ExplainRequest(request_id="r1"))
-    assert [d.engine_id for d in story.decisions] == ["a", "b"]
-    assert [d.outcome for d in story.decisions] == ["INTERNAL", "OK"]
-    assert [d.attempt for d in story.decisions] == [0, 1]
-    by_id = {c.engine_id: c for c in story.decisions[0].candidates}
-    assert by_id["a"].matched_tokens == 16
-    assert by_id["a"].expected_s == pytest.approx(sum(by_id["a"].parts.values()))
-    assert by_id["a"].expected_s < by_id["b"].expected_s
-    with pytest.raises(grpc.RpcError) as caught:
-        await admin.Explain(fleet_pb2.ExplainRequest(request_id="nobody"))
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_a_drained_engine_gets_no_more(fleet, engine_request):
-    first, second = await fleet.add("a"), await fleet.add("b")
-    fleet.index.holds(first, 4)
-    admin = fleet.admin()
-    await admin.Drain(fleet_pb2.DrainEngineRequest(engine_id="a", grace_s=1))
-    listed = await admin.ListEngines(fleet_pb2.ListEnginesRequest())
-    assert {e.info.engine_id: e.state for e in listed.engines} == {"a": "draining", "b": "serving"}
-    await fleet.ask(engine_request())
-    assert [len(first.requests), len(second.requests)] == [0, 1]
-
-
-async def test_a_drain_that_fails_still_takes_the_engine_out(fleet):
-    engine = await fleet.add("a")
-    engine.drain_with = errors.InternalError("stuck")
-    admin = fleet.admin()
-    with pytest.raises(grpc.RpcError, match="out of routing"):
-        await admin.Drain(fleet_pb2.DrainEngineRequest(engine_id="a"))
-    assert fleet.state("a") == "draining"
-    for request, code in (
-        (fleet_pb2.DrainEngineRequest(engine_id="zzz"), grpc.StatusCode.NOT_FOUND),
-        (fleet_pb2.DrainEngineRequest(engine_id="a", grace_s=-1), grpc.StatusCode.INVALID_ARGUMENT),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            await admin.Drain(request)
-        assert caught.value.code() is code
 
 
 async def test_only_run_is_served(fleet):

@@ -1,4 +1,4 @@
-"""What waits at a full engine is taken back when another has room: once, and late enough."""
+"""A request that waits at a full engine is recalled if another has free slots: once, not early."""
 
 import asyncio
 
@@ -7,11 +7,11 @@ import pytest
 from inferfleet_proto.internal.v1 import engine_pb2
 from services.balancer.engines.breaker import Breaker
 from services.balancer.engines.member import CREDIT_GRACE_S, Member
-from services.balancer.engines.recall import LEAST_WAIT_S, recall
+from services.balancer.engines.recall import MIN_WAIT_S, recall_waiting
 
 
 class Scene:
-    """Two engines of 8 places by hand: `here` is full and has what waits, `there` is idle."""
+    """Two engines of 8 slots: `here` is full and has waiting requests, `there` is idle."""
 
     def __init__(self):
         self.now = 100.0
@@ -28,21 +28,21 @@ class Scene:
     @staticmethod
     def report(member, running=0, waiting=0, **more):
         facts = {"total_blocks": 100, "prefill_tokens_per_s": 100.0, **more}
-        member.report(
+        member.apply_report(
             engine_pb2.LoadReport(running_requests=running, waiting_requests=waiting, **facts)
         )
 
     def sent(self, member=None, *, blocks=1, **changes):
-        ticket = (member or self.here).dispatch(uncached_tokens=1, blocks=blocks, **changes)
+        dispatch = (member or self.here).dispatch(uncached_tokens=1, blocks=blocks, **changes)
         self.now += CREDIT_GRACE_S * 2
         self.report(self.here, running=8, waiting=3)
-        return ticket
+        return dispatch
 
     def after(self, seconds):
         self.now += seconds
-        self.here.report(self.here.load)
-        self.there.report(self.there.load)
-        return recall([self.here, self.there], self.now)
+        self.here.apply_report(self.here.load)
+        self.there.apply_report(self.there.load)
+        return recall_waiting([self.here, self.there], self.now)
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def scene():
     return Scene()
 
 
-def test_after_its_time_it_is_taken_back_once(scene):
+def test_after_its_time_it_is_recalled_once(scene):
     cancelled = []
-    ticket = scene.sent(on_lost=lambda: cancelled.append(1))
-    assert scene.after(LEAST_WAIT_S / 2) == 0
-    assert scene.after(LEAST_WAIT_S) == 1
+    dispatch = scene.sent(cancel=lambda: cancelled.append(1))
+    assert scene.after(MIN_WAIT_S / 2) == 0
+    assert scene.after(MIN_WAIT_S) == 1
     assert cancelled == [1]
-    assert ticket.recalled
-    assert not ticket.lost, "the engine is not given up"
+    assert dispatch.recalled
+    assert dispatch.lost_reason is None, "the engine is not given up"
     assert scene.after(60.0) == 0
 
 
@@ -67,23 +67,23 @@ def test_it_waits_as_long_as_computing_the_prompt_elsewhere_takes(scene):
     assert scene.after(1.5) == 1
 
 
-def test_what_has_begun_stays(scene):
-    scene.sent().begun = True
-    scene.sent().movable = False
+def test_a_started_request_and_one_recalled_before_stay(scene):
+    scene.sent().mark_started()
+    scene.sent(movable=False)
     assert scene.after(60.0) == 0
 
 
-def test_half_of_the_free_places_and_the_last_come_first(scene):
+def test_half_of_the_free_slots_and_the_newest_first(scene):
     scene.report(scene.there, running=4)
-    tickets = [scene.sent() for _ in range(3)]
+    dispatches = [scene.sent() for _ in range(3)]
     assert scene.after(5.0) == 2
-    assert [ticket.recalled for ticket in tickets] == [False, True, True]
+    assert [dispatch.recalled for dispatch in dispatches] == [False, True, True]
 
 
-def test_a_request_of_many_choices_needs_as_many_places(scene):
-    scene.sent(seats=5)
+def test_a_request_of_many_choices_needs_as_many_slots(scene):
+    scene.sent(slots=5)
     assert scene.after(5.0) == 0, "4 of the 8 are given away at a time"
-    scene.sent(seats=4)
+    scene.sent(slots=4)
     assert scene.after(5.0) == 1
 
 
@@ -96,21 +96,21 @@ def test_a_request_of_many_choices_needs_as_many_places(scene):
         {"draining": True},
     ],
 )
-def test_nobody_is_moved_to_where_there_is_no_room(scene, there):
+def test_no_request_is_moved_to_an_engine_without_free_slots(scene, there):
     scene.sent()
     scene.report(scene.there, **there)
     assert scene.after(5.0) == 0
 
 
 @pytest.mark.parametrize("info", [{"numerics_id": "o"}, {"model": "o"}, {"model_revision": "o"}])
-def test_nobody_is_moved_to_an_engine_of_another_kind(scene, info):
+def test_no_request_is_moved_to_an_engine_that_differs(scene, info):
     scene.there = scene.member("there", **info)
     scene.report(scene.there)
     scene.sent()
     assert scene.after(5.0) == 0
 
 
-def test_waiting_for_a_grammar_or_a_prefill_is_not_for_a_place(scene):
+def test_waiting_for_a_grammar_or_a_prefill_is_not_waiting_for_a_slot(scene):
     scene.sent()
     scene.report(scene.here, running=5, waiting=2)
     assert scene.after(5.0) == 0
@@ -123,7 +123,7 @@ async def fill(engine):
     engine.report_now()
 
 
-async def test_it_is_answered_elsewhere_and_nobody_is_blamed(
+async def test_it_is_answered_elsewhere_and_no_failure_is_counted(
     fleet, engine_request, as_seen, undisturbed, wait_until
 ):
     full, idle = await fleet.add("full"), await fleet.add("idle")
@@ -138,11 +138,11 @@ async def test_it_is_answered_elsewhere_and_nobody_is_blamed(
     assert not idle.requests[0].HasField("continuation")
     await fleet.until_idle()
     await wait_until(lambda: not full.running, "its call was cancelled")
-    assert fleet.service.rooms.registry.member("full").breaker._in_a_row == 0
+    assert fleet.member("full").breaker.consecutive_failures == 0
     assert fleet.metric("inferfleet_balancer_retries_total", status="RECALLED") == 1
 
 
-async def test_a_stream_to_be_carried_on_is_taken_back_too(
+async def test_a_stream_to_be_resumed_is_recalled_too(
     fleet, engine_request, as_seen, undisturbed, wait_until
 ):
     first, full = await fleet.add("first"), await fleet.add("full")
@@ -151,7 +151,7 @@ async def test_a_stream_to_be_carried_on_is_taken_back_too(
     full.stop_core()
     request = engine_request()
     asking = asyncio.create_task(fleet.ask(request))
-    await wait_until(lambda: full.requests, "it goes on there")
+    await wait_until(lambda: full.requests, "it resumes there")
     idle = await fleet.add("idle")
     await fill(full)
     messages = await asking

@@ -1,4 +1,5 @@
-"""Engines that refuse, break, hang and vanish: another takes the request, or the client is told."""
+"""Engines that refuse, break, hang and vanish: another one takes over, or the client gets an
+error."""
 
 import asyncio
 
@@ -31,7 +32,7 @@ async def test_before_the_first_message_another_engine_takes_it(
     assert [bad.requests[0].attempt, good.requests[0].attempt] == [0, 1]
     assert not good.requests[0].HasField("continuation")
     await fleet.until_idle()
-    assert bool(fleet.service.rooms.registry.member("bad").breaker._in_a_row) == charged
+    assert bool(fleet.member("bad").breaker.consecutive_failures) == charged
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,9 @@ async def test_before_the_first_message_another_engine_takes_it(
         errors.CancelledError("aborted by an operator"),
     ],
 )
-async def test_the_requests_own_fault_is_told_and_never_charged(fleet, engine_request, failure):
+async def test_the_requests_own_fault_reaches_the_client_and_is_never_charged(
+    fleet, engine_request, failure
+):
     bad, good = await fleet.add("bad"), await fleet.add("good")
     fleet.index.holds(bad, 4)
     bad.refuse_with = failure
@@ -52,7 +55,7 @@ async def test_the_requests_own_fault_is_told_and_never_charged(fleet, engine_re
     assert caught.value.violations == failure.violations
     assert not good.requests
     await fleet.until_idle()
-    assert fleet.service.rooms.registry.member("bad").breaker._in_a_row == 0
+    assert fleet.member("bad").breaker.consecutive_failures == 0
 
 
 async def test_all_engines_failing_is_unavailable_with_a_hint(fleet, engine_request):
@@ -85,7 +88,7 @@ async def test_a_stream_cut_anywhere_looks_undisturbed(
     assert as_seen(messages) == undisturbed(request)
     summary = messages[-1].summary
     assert summary.exact
-    if cut == 11:  # Only the Summary was missing: nobody need be asked.
+    if cut == 11:  # Only the Summary was missing: no engine is needed for it.
         assert not second.requests
         return
     carried = [r for r in second.requests if r.HasField("continuation")]
@@ -98,10 +101,10 @@ async def test_a_stream_cut_anywhere_looks_undisturbed(
 
 
 @pytest.mark.parametrize("old", ["first", "second", "both"])
-async def test_engines_of_the_version_before_carry_on_and_are_carried_on(
+async def test_engines_of_the_version_before_resume_streams_and_have_theirs_resumed(
     fleet, engine_request, as_seen, undisturbed, old
 ):
-    """They know Run alone; those of this version share a call."""
+    """They serve only Run; streams of this version share one RunMany call."""
     first = await fleet.add("a", serves_many=old == "second")
     second = await fleet.add("b", serves_many=old == "first")
     fleet.index.holds(first, 4)
@@ -142,12 +145,12 @@ async def test_the_only_engine_has_its_stream_again_after_a_cut_connection(
     await wait_until(lambda: only.requests and not only.running, "the connection to break")
     only.break_after = None
     assert as_seen(await asking) == undisturbed(request)
-    assert [asked.attempt for asked in only.requests] == [0, 1]
+    assert [request.attempt for request in only.requests] == [0, 1]
     await fleet.until_idle()
 
 
 @pytest.mark.parametrize("fleet", [{"carry_on_wait_s": 1.0}], indirect=True)
-async def test_the_only_engine_is_not_asked_again_after_an_error_of_its_own(fleet, engine_request):
+async def test_the_only_engine_is_not_tried_again_after_an_error_of_its_own(fleet, engine_request):
     only = await fleet.add("only")
     only.break_after, only.break_with = 3, errors.InternalError("bug")
     with pytest.raises(errors.AbortedError):
@@ -155,7 +158,7 @@ async def test_the_only_engine_is_not_asked_again_after_an_error_of_its_own(flee
     assert len(only.requests) == 1
 
 
-async def test_other_numerics_do_not_carry_on(fleet, engine_request):
+async def test_other_numerics_do_not_resume(fleet, engine_request):
     first = await fleet.add("a")
     other = await fleet.add("b", numerics_id="n2")
     fleet.index.holds(first, 4)
@@ -167,7 +170,9 @@ async def test_other_numerics_do_not_carry_on(fleet, engine_request):
 
 
 @pytest.mark.parametrize("fleet", [{"carry_on_wait_s": 0.1}], indirect=True)
-async def test_nobody_to_carry_on_is_aborted_with_counts(fleet, engine_request):
+async def test_a_stream_without_an_engine_to_resume_it_is_aborted_with_counts(
+    fleet, engine_request
+):
     first = await fleet.add("a")
     await fleet.add("b", numerics_id="n2")
     fleet.index.holds(first, 4)
@@ -198,7 +203,7 @@ async def test_a_broken_stream_waits_for_an_engine_to_come_back(
     request = engine_request()
     asking = asyncio.create_task(fleet.ask(request))
     await fleet.until_state("a", "serving")
-    await wait_until(lambda: first.requests, "the first engine has it")
+    await wait_until(lambda: first.requests, "the first engine has the request")
     await fleet.add("b")
     assert as_seen(await asking) == undisturbed(request)
 
@@ -240,7 +245,7 @@ async def test_an_engine_without_progress_is_given_up(
     first.hang_after = hang_after
     request = engine_request()
     asking = asyncio.create_task(fleet.ask(request))
-    await wait_until(lambda: first.requests, "the first engine has it")
+    await wait_until(lambda: first.requests, "the first engine has the request")
     first.load.running_requests = 1
     first.load.last_progress_age_s = 60
     assert as_seen(await asking) == undisturbed(request)
@@ -253,7 +258,7 @@ async def test_an_engine_without_progress_is_given_up(
 
 
 @pytest.mark.parametrize("fleet", [{"stall_limit_s": 0.5}], indirect=True)
-async def test_an_idle_engine_whose_core_stands_still_is_found_by_what_it_was_given(
+async def test_an_idle_engine_with_a_stopped_core_is_found_by_the_requests_sent_to_it(
     fleet, engine_request, as_seen, undisturbed
 ):
     frozen, other = await fleet.add("a"), await fleet.add("b")
@@ -263,7 +268,7 @@ async def test_an_idle_engine_whose_core_stands_still_is_found_by_what_it_was_gi
     assert as_seen(await fleet.ask(request)) == undisturbed(request)
     assert (len(frozen.requests), len(other.requests)) == (1, 1)
     await fleet.until_idle()
-    for number in range(3):  # its streams have left, which is no sign of health
+    for number in range(3):  # its streams have left, and that is no sign of health
         again = engine_request(request_id=f"again-{number}")
         assert as_seen(await fleet.ask(again)) == undisturbed(again)
         await asyncio.sleep(0.2)  # several sweeps and reports
@@ -276,17 +281,17 @@ async def test_an_idle_engine_whose_core_stands_still_is_found_by_what_it_was_gi
     assert len(frozen.requests) == 2
 
 
-async def test_a_stream_carried_on_from_another_balancer_is_carried_on_again(
+async def test_a_stream_resumed_from_another_balancer_is_resumed_again(
     fleet, engine_request, as_seen, undisturbed
 ):
     first, second = await fleet.add("a"), await fleet.add("b")
     fleet.index.holds(first, 4)
     whole = undisturbed(engine_request())
-    said = "".join(f"{token} " for token in whole["ids"][0][:2])
+    sent = "".join(f"{token} " for token in whole["ids"][0][:2])
     request = engine_request()
     request.attempt, request.numerics_id = 5, "n1"
     request.continuation.choices.add(
-        index=0, token_ids=whole["ids"][0][:2], sent_text_bytes=len(said)
+        index=0, token_ids=whole["ids"][0][:2], sent_text_bytes=len(sent)
     )
     first.break_after = 2
     seen = as_seen(await fleet.ask(request))
@@ -294,10 +299,10 @@ async def test_a_stream_carried_on_from_another_balancer_is_carried_on_again(
     assert second.requests[0].attempt == 6
     assert list(second.requests[0].continuation.choices[0].token_ids) == whole["ids"][0][:3]
     assert seen["ids"][0] == whole["ids"][0][2:]
-    assert said + seen["text"][0] == whole["text"][0]
+    assert sent + seen["text"][0] == whole["text"][0]
 
 
-async def test_a_replaced_attempt_is_not_carried_on(fleet, engine_request):
+async def test_a_replaced_attempt_is_not_resumed(fleet, engine_request):
     first, second = await fleet.add("a"), await fleet.add("b")
     fleet.index.holds(first, 4)
     first.break_after, first.break_with = 3, errors.AbortedError("replaced", reason="REPLACED")
@@ -325,7 +330,7 @@ async def test_an_engine_that_is_shut_down_is_not_a_client_that_left(
     first.hang_after = 3
     request = engine_request()
     asking = asyncio.create_task(fleet.ask(request))
-    await wait_until(lambda: first.running, "the first engine has it")
+    await wait_until(lambda: first.running, "the first engine has the request")
     await first.stop()
     assert as_seen(await asking) == undisturbed(request)
     await fleet.until_idle()

@@ -1,4 +1,4 @@
-"""Order, bounds and fairness of the queue, and its books over random histories."""
+"""Order, bounds and fairness of the queue, and its counts over random histories."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -96,9 +96,9 @@ def test_higher_priority_displaces_the_newest_of_the_lowest_of_its_tenant():
     q.offer("b", "t", 0)
     assert q.offer("c", "t", 1) == (True, "b")
     assert q.offer("d", "t", 0) == (False, None)
-    assert q.offer("e", "u", -1) == (True, "a"), "its first place, of a tenant that has two"
+    assert q.offer("e", "u", -1) == (True, "a"), "u has no request in the queue, and t has two"
     assert q.offer("f", "u", 9) == (True, "e")
-    assert q.offer("g", "u", 9) == (False, None), "level now, whatever the priority"
+    assert q.offer("g", "u", 9) == (False, None), "level now, at any priority"
 
 
 def test_priority_is_a_bounded_head_start_between_tenants():
@@ -125,12 +125,12 @@ def test_urgent_requests_of_one_tenant_do_not_keep_others_out_of_the_queue():
     assert q.offer(("pushy", 9), "pushy", 100) == (False, None)
 
 
-def test_a_queue_of_no_places_takes_nobody():
+def test_a_queue_of_size_zero_accepts_nothing():
     assert queue(0).offer("a", "t", 0) == (False, None)
 
 
 class Histories(RuleBasedStateMachine):
-    """Arrive, leave, be served, run and end; the books agree after every step."""
+    """Arrive, leave, be served, run and end; the counts agree after every step."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ class Histories(RuleBasedStateMachine):
         self.q.counters.leave(tenant)
 
     @invariant()
-    def books_agree(self):
+    def counts_agree(self):
         self.q.check_integrity()
         assert set(self.q) == set(self.waiting)
         tenants = [t for t, _ in self.waiting.values()] + self.running

@@ -1,4 +1,4 @@
-"""An engine's books: in flight exact in every history, credits between reports, stalls."""
+"""An engine's counts: exact in every history, completed between reports; and its stalls."""
 
 import grpc
 import pytest
@@ -35,7 +35,7 @@ def clock():
 @pytest.fixture
 def member(clock):
     made = make_member(clock)
-    made.report(engine_pb2.LoadReport(total_blocks=100))
+    made.apply_report(engine_pb2.LoadReport(total_blocks=100))
     return made
 
 
@@ -44,35 +44,35 @@ def test_without_reports_it_is_unreachable(clock):
 
 
 def test_dispatches_are_credited_until_a_report_can_hold_them(member, clock):
-    ticket = member.dispatch(uncached_tokens=30, blocks=10)
+    dispatch = member.dispatch(uncached_tokens=30, blocks=10)
     seen = member.view(clock())
     assert (seen.occupancy, seen.queued_uncached, seen.held_blocks) == (1, 30, 10)
-    member.report(engine_pb2.LoadReport(total_blocks=100))
+    member.apply_report(engine_pb2.LoadReport(total_blocks=100))
     assert member.view(clock()).queued_uncached == 30, "the report was on its way already"
     clock.now += CREDIT_GRACE_S * 2
     report = engine_pb2.LoadReport(
         running_requests=1, uncached_tokens_queued=20, held_blocks=10, total_blocks=100
     )
-    member.report(report)
+    member.apply_report(report)
     seen = member.view(clock())
     assert (seen.occupancy, seen.queued_uncached, seen.held_blocks) == (1, 20, 10)
-    ticket.end(Outcome.ANSWERED)
+    dispatch.end(Outcome.ANSWERED)
     assert member.view(clock()).occupancy == 0
 
 
 def test_others_requests_count(member, clock):
-    member.report(engine_pb2.LoadReport(running_requests=5, waiting_requests=2))
+    member.apply_report(engine_pb2.LoadReport(running_requests=5, waiting_requests=2))
     member.dispatch(uncached_tokens=1, blocks=1)
     assert member.view(clock()).occupancy == 8
     assert member.view(clock()).in_flight == 1
 
 
 def test_work_without_progress_is_a_stall(member, clock):
-    member.report(engine_pb2.LoadReport(running_requests=1, last_progress_age_s=9.5))
+    member.apply_report(engine_pb2.LoadReport(running_requests=1, last_progress_age_s=9.5))
     assert member.state(clock()) is EngineState.SERVING
     clock.now += 0.6
     assert member.state(clock()) is EngineState.STALLED
-    member.report(engine_pb2.LoadReport(running_requests=1, last_progress_age_s=0.1))
+    member.apply_report(engine_pb2.LoadReport(running_requests=1, last_progress_age_s=0.1))
     assert member.state(clock()) is EngineState.SERVING
 
 
@@ -83,39 +83,39 @@ def test_a_long_prefill_is_given_its_time(member, clock):
         uncached_tokens_queued=15_000,
         prefill_tokens_per_s=1000,
     )
-    member.report(long)
+    member.apply_report(long)
     assert not member.stalled(clock())
     clock.now += 5.1
     assert member.stalled(clock())
 
 
 def test_idle_engines_do_not_stall_but_silent_ones_do(member, clock):
-    member.report(engine_pb2.LoadReport(last_progress_age_s=500))
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=500))
     assert not member.stalled(clock())
     clock.now += 10.1
     assert member.stalled(clock())
 
 
-def test_our_own_requests_are_work_whatever_a_core_that_stands_still_counts(member, clock):
-    ticket = member.dispatch(uncached_tokens=20, blocks=5)
+def test_our_own_requests_count_as_work_although_a_stopped_core_does_not_count_them(member, clock):
+    dispatch = member.dispatch(uncached_tokens=20, blocks=5)
     clock.now += 9
-    member.report(engine_pb2.LoadReport(last_progress_age_s=9, prefill_tokens_per_s=2))
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=9, prefill_tokens_per_s=2))
     assert member.state(clock()) is EngineState.SERVING
     clock.now += 1.5  # the limit and what 20 tokens may take at the least rate
     assert member.state(clock()) is EngineState.STALLED
-    member.stuck = True
-    ticket.end(Outcome.FAULT)
-    member.report(engine_pb2.LoadReport(last_progress_age_s=11))
-    assert member.state(clock()) is EngineState.STALLED, "nothing shows that it goes on"
-    member.report(engine_pb2.LoadReport())
+    member.mark_stuck()
+    dispatch.end(Outcome.FAULT)
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=11))
+    assert member.state(clock()) is EngineState.STALLED, "nothing shows progress"
+    member.apply_report(engine_pb2.LoadReport())
     assert member.state(clock()) is EngineState.SERVING
 
 
 def test_an_idle_engine_has_its_time_from_our_oldest_request_on(member, clock):
-    member.report(engine_pb2.LoadReport(last_progress_age_s=500))
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=500))
     member.dispatch(uncached_tokens=1, blocks=1)
     clock.now += 9
-    member.report(engine_pb2.LoadReport(last_progress_age_s=509))
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=509))
     assert not member.stalled(clock())
     clock.now += 1.1
     assert member.stalled(clock())
@@ -126,10 +126,10 @@ def test_a_rank_that_stands_still_holds_a_short_prompt_no_longer_than_the_limit(
     stuck = {"running_requests": 1, "uncached_tokens_queued": 50, "prefill_tokens_per_s": 0.5}
     member.dispatch(uncached_tokens=50, blocks=13)
     clock.now += 10.95
-    member.report(engine_pb2.LoadReport(last_progress_age_s=10.9, **stuck))
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=10.9, **stuck))
     assert not member.stalled(clock()), "50 tokens may take a second at the least rate"
     clock.now += 0.2
-    member.report(engine_pb2.LoadReport(last_progress_age_s=11.1, **stuck))
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=11.1, **stuck))
     assert member.stalled(clock())
 
 
@@ -138,53 +138,54 @@ def test_a_long_prompt_that_came_during_a_round_has_its_time_too(member, clock):
     member.dispatch(uncached_tokens=5000, blocks=1250)
     clock.now += 12
     busy = {"running_requests": 1, "prefill_tokens_per_s": 1000, "uncached_tokens_queued": 100}
-    member.report(engine_pb2.LoadReport(last_progress_age_s=12.5, **busy))
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=12.5, **busy))
     assert not member.stalled(clock())
-    member.report(engine_pb2.LoadReport(last_progress_age_s=15.2, **busy))
+    member.apply_report(engine_pb2.LoadReport(last_progress_age_s=15.2, **busy))
     assert member.stalled(clock())
 
 
 def test_streams_of_an_engine_out_of_reach_are_given_up_too(member, clock):
-    member.connected = False
+    member.mark_disconnected()
     assert not member.stalled(clock())
     clock.now += 10.1
     assert member.stalled(clock())
     assert member.state(clock()) is EngineState.UNREACHABLE
 
 
-def test_draining_is_seen_wherever_it_is_said(clock):
+def test_draining_is_recognised_from_each_source(clock):
     for how in ("info", "load", "order"):
         member = make_member(clock, draining=how == "info")
-        member.report(engine_pb2.LoadReport(draining=how == "load"))
-        member.ordered_to_drain = how == "order"
+        member.apply_report(engine_pb2.LoadReport(draining=how == "load"))
+        if how == "order":
+            member.order_drain()
         assert member.state(clock()) is EngineState.DRAINING
 
 
-def test_giving_up_tells_each_stream_once(member):
-    told = []
-    tickets = [
-        member.dispatch(uncached_tokens=1, blocks=1, on_lost=lambda i=i: told.append(i))
+def test_giving_up_cancels_each_stream_once(member):
+    cancelled = []
+    dispatches = [
+        member.dispatch(uncached_tokens=1, blocks=1, cancel=lambda i=i: cancelled.append(i))
         for i in range(3)
     ]
-    tickets[0].end(Outcome.ANSWERED)
+    dispatches[0].end(Outcome.ANSWERED)
     assert member.give_up("hangs") == 2
     assert member.give_up("hangs") == 0
-    assert sorted(told) == [1, 2]
-    assert tickets[1].lost == "hangs"
+    assert sorted(cancelled) == [1, 2]
+    assert dispatches[1].lost_reason == "hangs"
 
 
 def test_a_second_end_counts_for_nothing(member, clock):
-    tickets = [member.dispatch(uncached_tokens=1, blocks=1) for _ in range(2)]
+    dispatches = [member.dispatch(uncached_tokens=1, blocks=1) for _ in range(2)]
     clock.now += 1
-    member.report(engine_pb2.LoadReport(running_requests=6))
+    member.apply_report(engine_pb2.LoadReport(running_requests=6))
     for _ in range(3):
-        tickets[0].end(Outcome.FAULT)
+        dispatches[0].end(Outcome.FAULT)
     assert member.view(clock()).occupancy == 5
     assert member.state(clock()) is EngineState.SERVING, "one fault, not three"
 
 
-class Books(RuleBasedStateMachine):
-    """Dispatch, end (also twice), report, give up, in any order."""
+class Histories(RuleBasedStateMachine):
+    """Dispatch, end (also twice), report and give up, in any order."""
 
     def __init__(self):
         super().__init__()
@@ -200,9 +201,9 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data(), outcome=st.sampled_from(Outcome))
     def end(self, data, outcome):
-        ticket = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-        ticket.end(outcome)
-        self.ended.append(ticket)
+        dispatch = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        dispatch.end(outcome)
+        self.ended.append(dispatch)
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), outcome=st.sampled_from(Outcome))
@@ -213,7 +214,7 @@ class Books(RuleBasedStateMachine):
     def report(self, waiting, running, seconds):
         self.clock.now += seconds
         load = engine_pb2.LoadReport(waiting_requests=waiting, running_requests=running)
-        self.member.report(load)
+        self.member.apply_report(load)
 
     @rule()
     def give_up(self):
@@ -227,5 +228,5 @@ class Books(RuleBasedStateMachine):
         assert min(seen.queued_uncached, seen.held_blocks) >= 0
 
 
-TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
