@@ -78,7 +78,7 @@ class GatewayService:
         self._tenants = Tenants(config.api_keys_file, told=self._keys_read)
         access = Access(self._tenants, self._books.audit)
         self._metrics_server = MetricsServer(
-            registry, lambda: self._serving, self._membership.token
+            registry, lambda: self._serving, self._telemetry.log_level, self._membership.token
         )
         tracer = self._telemetry.tracer
         self._rooms = Rooms(
@@ -108,7 +108,7 @@ class GatewayService:
         """Serve both faces; engines may come later."""
         config = self._config
         await self._books.start()
-        self._unfollow = telemetry.follow_log_level(
+        self._unfollow = self._telemetry.log_level.follow(
             lambda level: self._books.audit.act("log_level", level)
         )
         self._servicer.add_to(self._server)

@@ -53,7 +53,10 @@ class KvCacheService:
             interval_s=config.sweep_interval_s,
         )
         self._metrics_server = MetricsServer(
-            self._metrics.registry, lambda: not self._draining, membership.token
+            self._metrics.registry,
+            lambda: not self._draining,
+            self._telemetry.log_level,
+            membership.token,
         )
         self._server = rpc.make_server(membership=membership)
         self._health = rpc.add_health_and_reflection(self._server, [SERVICE_NAME])

@@ -108,7 +108,7 @@ def test_the_level_reaches_every_service_and_the_core_behind_an_engine(fleet, at
     assert len(own) >= 5
     for name in own:
         wait_until(
-            lambda name=name: "log level debug instead of" in logs[name].read_text(),
+            lambda name=name: "log level changed from info to debug" in logs[name].read_text(),
             f"{name} to say its level",
         )
     for name in own:

@@ -76,6 +76,9 @@ def main(
                 attributes=attributes(config),
             )
             stack.callback(opened.close)
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGUSR1, opened.log_level.toggle_debug
+            )
             return make(config, opened)
 
         return run(make_with_telemetry, prog=prog)
@@ -124,13 +127,11 @@ async def _run(make: Callable[[], Service], prog: str) -> int:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, signalled.set)
-    # Until logging is set up: without a handler the signal would end the process.
+    # `main` replaces it once logging is set up; without a handler the signal ends the process.
     loop.add_signal_handler(signal.SIGUSR1, lambda: None)
     service: Service | None = None
     try:
         service = make()
-        configured = telemetry.log_level()
-        loop.add_signal_handler(signal.SIGUSR1, telemetry.toggle_debug, configured)
         started = await _finish_or_signal(service.start(), signalled)
         if not started:
             return 0

@@ -1,7 +1,7 @@
-"""/metrics for Prometheus, /healthz for people, /log-level for operators, on a port of their own.
+"""A service's HTTP port for operators: /metrics for Prometheus, /healthz and /log-level.
 
-`PUT /log-level` with the level as the body asks for the fleet's token; where the fleet has none,
-only this host may change it.
+`PUT /log-level`, with the level as the body, needs the fleet's token. In a fleet without a token
+it is only allowed from the same host.
 """
 
 import hmac
@@ -15,23 +15,30 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from services.common.config.service_config import LOG_LEVELS
 from services.common.config.settings import ConfigError
-from services.common.service import telemetry
+from services.common.service.log_level import LogLevel
 
 TOKEN_VARIABLE = "HTTP_INFERFLEET_FLEET_TOKEN"
 _MAX_BODY = 64
 
 
 class MetricsServer:
-    """Serves one registry from a thread, so that a busy loop still answers a scrape.
+    """Serves one registry from a thread of its own, so that a scrape works while the loop is busy.
 
     Args:
-        token: the fleet's, which who changes the log level must show.
+        healthy: what /healthz answers; called in that thread.
+        log_level: what /log-level reads and sets.
+        token: the fleet's token, which a caller must show to change the log level.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, healthy: Callable[[], bool], token: str | None = None
+        self,
+        registry: CollectorRegistry,
+        healthy: Callable[[], bool],
+        log_level: LogLevel,
+        token: str | None = None,
     ) -> None:
         self._token = token
+        self._log_level = log_level
         self._scrape = make_wsgi_app(registry)
         self._healthy = healthy
         self._server: WSGIServer | None = None
@@ -40,7 +47,7 @@ class MetricsServer:
         """Listen and return host:port.
 
         Raises:
-            ConfigError: the port cannot be had.
+            ConfigError: the port is taken or not allowed.
         """
         try:
             self._server = make_server(
@@ -49,7 +56,7 @@ class MetricsServer:
         except OSError as error:
             message = f"metrics_port: cannot listen on {host}:{port}: {error.strerror}"
             raise ConfigError(message) from error
-        # `stop` waits for one poll.
+        # 0.1 s between polls, because `stop` waits for one.
         threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True
         ).start()
@@ -65,23 +72,23 @@ class MetricsServer:
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         if environ["PATH_INFO"] == "/metrics":
             return list(self._scrape(environ, start_response))
-        status, text = self._plain(environ)
+        status, text = self._answer_text(environ)
         start_response(status, [("Content-Type", "text/plain")])
         return [text.encode() + b"\n"]
 
-    def _plain(self, environ: WSGIEnvironment) -> tuple[str, str]:
+    def _answer_text(self, environ: WSGIEnvironment) -> tuple[str, str]:
         if environ["PATH_INFO"] == "/log-level":
-            return self._log_level(environ)
+            return self._answer_log_level(environ)
         if environ["PATH_INFO"] != "/healthz":
             return "404 Not Found", "try /metrics, /healthz or /log-level"
         if self._healthy():
             return "200 OK", "ok"
         return "503 Service Unavailable", "not serving"
 
-    def _log_level(self, environ: WSGIEnvironment) -> tuple[str, str]:
+    def _answer_log_level(self, environ: WSGIEnvironment) -> tuple[str, str]:
         method = environ["REQUEST_METHOD"]
         if method == "GET":
-            return "200 OK", telemetry.log_level()
+            return "200 OK", self._log_level.current
         if method != "PUT":
             return "405 Method Not Allowed", "GET or PUT"
         if not self._may_change(environ):
@@ -91,7 +98,7 @@ class MetricsServer:
         level = environ["wsgi.input"].read(size).decode(errors="replace").strip().lower()
         if level not in LOG_LEVELS:
             return "400 Bad Request", f"the body must be one of {', '.join(LOG_LEVELS)}"
-        telemetry.set_log_level(level, by=str(environ.get("REMOTE_ADDR", "")))
+        self._log_level.set(level, by=str(environ.get("REMOTE_ADDR", "")))
         return "200 OK", level
 
     def _may_change(self, environ: WSGIEnvironment) -> bool:
@@ -102,19 +109,19 @@ class MetricsServer:
 
 
 _FORBIDDEN = {
-    True: "show the fleet's token as the header inferfleet-fleet-token",
-    False: "only from this host, because the fleet has no token",
+    True: "the header inferfleet-fleet-token must hold the fleet's token",
+    False: "allowed only from the same host, because the fleet has no token",
 }
 
 
 class _Server(WSGIServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that left or stood still is nobody's error."""
+        """Ignore it: a client that left or was silent is no error of the service."""
 
 
 class _Quiet(WSGIRequestHandler):
-    # One after the other: who sends nothing must not keep a scrape out.
+    # Requests are served one by one, so a client that sends nothing must not block a scrape.
     timeout = 5.0
 
     def log_message(self, format: str, *args: object) -> None:
-        """A scrape every few seconds is not worth a line each."""
+        """Log nothing: there is a scrape every few seconds."""

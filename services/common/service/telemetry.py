@@ -1,6 +1,6 @@
-"""Traces and logs: one trace id over every hop, and JSON lines that carry it.
+"""Traces and logs of a process: spans of one trace over all hops, and JSON log lines with its id.
 
-`setup` is called once by each service's main. An exporter that is down costs nothing but its spans.
+`lifecycle.main` calls `setup` once. If the collector is away, spans are lost and nothing else.
 """
 
 import contextvars
@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from opentelemetry import trace
@@ -20,27 +20,32 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from services.common.service.log_level import LogLevel
+
 request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 _PROPAGATOR = TraceContextTextMapPropagator()
 _KEYS = ("traceparent", "tracestate")
 _FLUSH_S = 2.0
-_followers: list[Callable[[str], None]] = []
-
-log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """A service's tracer and the means to stop it."""
+    """A service's tracer and log level."""
 
-    def __init__(self, provider: TracerProvider, exporter: SpanExporter | None = None) -> None:
+    def __init__(
+        self,
+        provider: TracerProvider,
+        exporter: SpanExporter | None = None,
+        log_level: LogLevel | None = None,
+    ) -> None:
         self._provider = provider
         self._exporter = exporter
         self.tracer = provider.get_tracer("inferfleet")
+        self.log_level = log_level if log_level is not None else LogLevel()
 
     def close(self) -> None:
-        """Send what is still held, for at most a few seconds; idempotent."""
-        # The provider's own flush knows no timeout: with a collector that is away it takes as
-        # long as all retries together. Shutting the exporter down ends them.
+        """Export the remaining spans, for a few seconds at most; idempotent."""
+        # The provider's own flush has no timeout: without a collector it takes as long as all
+        # retries together. Shutting the exporter down ends them.
         flush = threading.Thread(target=self._provider.force_flush, name="flush", daemon=True)
         flush.start()
         flush.join(_FLUSH_S)
@@ -62,9 +67,9 @@ def setup(
     Args:
         service: "gateway", "balancer", "engine" or "kvcache".
         otlp_endpoint: OTLP/gRPC collector; empty for none.
-        log_level: least severe level to log.
+        log_level: least severe level to log: debug, info, warning or error.
         attributes: further resource attributes, e.g. the engine's id.
-        exporter: used instead of OTLP, for tests.
+        exporter: used instead of OTLP, by tests.
     """
     _log_as_json(service, log_level)
     resource = Resource.create(
@@ -77,37 +82,7 @@ def setup(
         )
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=200))
-    return Telemetry(provider, exporter)
-
-
-def log_level() -> str:
-    """The least severe level that is logged now."""
-    return logging.getLevelName(logging.getLogger().level).lower()
-
-
-def set_log_level(level: str, *, by: str) -> None:
-    """Log from this level on; from any thread.
-
-    Args:
-        by: who wants it, for the log itself.
-    """
-    before = log_level()
-    logging.getLogger().setLevel(level.upper())
-    # At warning: whoever quiets a service leaves a line, whatever the levels are.
-    log.warning("log level %s instead of %s, by %s", level, before, by)
-    for follower in list(_followers):
-        follower(level)
-
-
-def follow_log_level(follower: Callable[[str], None]) -> Callable[[], None]:
-    """Call `follower` with each new level, in whichever thread sets it; the result ends that."""
-    _followers.append(follower)
-    return lambda: _followers.remove(follower)
-
-
-def toggle_debug(configured: str) -> None:
-    """Between `debug` and the configured level, for those who have only signals."""
-    set_log_level("debug" if log_level() != "debug" else configured, by="a signal")
+    return Telemetry(provider, exporter, LogLevel(log_level))
 
 
 def extract(metadata: Iterable[tuple[str, Any]] | None) -> Context:
@@ -117,14 +92,14 @@ def extract(metadata: Iterable[tuple[str, Any]] | None) -> Context:
 
 
 def inject(context: Context) -> tuple[tuple[str, str], ...]:
-    """Metadata that hands a trace context to the next hop."""
+    """The metadata that passes a trace context to the next hop."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, context=context)
     return tuple(carrier.items())
 
 
 def trace_id_of(span: trace.Span) -> str:
-    """32 hexadecimal digits."""
+    """The trace id of a span: 32 hexadecimal digits."""
     return format(span.get_span_context().trace_id, "032x")
 
 
@@ -158,6 +133,6 @@ def _log_as_json(service: str, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Its every failed export is a stack trace; one warning per outage is what an operator needs.
+    # The exporter logs a stack trace for every failed export.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     logging.getLogger("grpc").setLevel(logging.WARNING)

@@ -13,7 +13,7 @@ from services.common.service import lifecycle
 
 PROGRAM = """
 import asyncio, sys
-from services.common.service import lifecycle, telemetry
+from services.common.service import lifecycle
 from services.common.config.settings import ConfigError
 
 class Service:
@@ -86,20 +86,6 @@ def test_a_signal_during_the_start_stops_it(launch):
     assert end(process)[:2] == (0, ["stopped"])
 
 
-def test_sigusr1_turns_debug_logging_on_and_off_again(launch):
-    process = launch(
-        start="telemetry.setup('engine', otlp_endpoint='', log_level='warning')",
-        failed="return await lifecycle.never()",
-    )
-    assert process.stdout.readline() == "started\n"
-    for level in ("debug", "warning"):
-        process.send_signal(signal.SIGUSR1)
-        line = json.loads(process.stderr.readline())
-        assert line["message"].startswith(f"log level {level} instead of")
-    process.send_signal(signal.SIGTERM)
-    assert end(process)[0] == 0
-
-
 def test_a_failure_ends_with_1_without_a_drain(launch):
     status, words, err = end(launch(failed="return 'the disk is gone'"))
     assert (status, words) == (1, ["started", "stopped"])
@@ -126,7 +112,8 @@ def test_the_ready_file_is_whole(tmp_path):
 
 
 MAIN = """
-import sys
+import asyncio, os, sys
+WAIT = "WAIT" in os.environ
 from services.common.config.service_config import ServiceConfig
 from services.common.service import lifecycle
 
@@ -145,6 +132,7 @@ class Service:
         print("stopped", flush=True)
 
     async def failed(self):
+        await asyncio.Event().wait() if WAIT else None
         return "the disk is gone"
 
 attributes = lambda config: {"port": str(config.port)}
@@ -164,6 +152,23 @@ def test_main_loads_the_configuration_and_sets_telemetry_up():
     line = json.loads(done.stderr)
     assert (line["service"], line["level"]) == ("kvcache", "error")
     assert line["message"].endswith("the service failed: the disk is gone")
+
+
+def test_sigusr1_turns_debug_logging_on_and_off_again():
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, "--log-level", "warning"],
+        env={**os.environ, "WAIT": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "kvcache 0\n"
+        for before, after in (("warning", "debug"), ("debug", "warning")):
+            process.send_signal(signal.SIGUSR1)
+            line = json.loads(process.stderr.readline())
+            assert line["message"] == f"log level changed from {before} to {after} by a signal"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_main_refuses_a_bad_configuration_in_the_name_of_the_service():

@@ -1,3 +1,5 @@
+"""The HTTP port for operators."""
+
 import logging
 import socket
 import urllib.error
@@ -7,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from services.common.config.settings import ConfigError
-from services.common.service import telemetry
+from services.common.service.log_level import LogLevel
 from services.common.service.metrics import MetricsServer
 
 
@@ -20,10 +22,15 @@ class Health:
 
 
 @pytest.fixture
-def served():
+def log_level():
+    return LogLevel()
+
+
+@pytest.fixture
+def served(log_level):
     registry = CollectorRegistry()
     health = Health()
-    server = MetricsServer(registry, health)
+    server = MetricsServer(registry, health, log_level)
     address = server.start("127.0.0.1", 0)
     yield registry, health, address
     server.stop()
@@ -62,7 +69,7 @@ def test_other_paths(served):
 def test_a_taken_port(served):
     port = int(served[2].rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on 127.0.0.1:{port}"):
-        MetricsServer(CollectorRegistry(), lambda: True).start("127.0.0.1", port)
+        MetricsServer(CollectorRegistry(), lambda: True, LogLevel()).start("127.0.0.1", port)
 
 
 @pytest.fixture
@@ -87,16 +94,16 @@ def put(address, body, **headers):
             return error.code, error.read().decode()
 
 
-def test_the_log_level_is_read_and_set(served, level):
-    told = []
-    unfollow = telemetry.follow_log_level(told.append)
+def test_the_log_level_is_read_and_set(served, level, log_level):
+    levels = []
+    unfollow = log_level.follow(levels.append)
     assert get(served[2], "/log-level") == (200, "info\n")
     assert put(served[2], "debug\n") == (200, "debug\n")
     assert get(served[2], "/log-level") == (200, "debug\n")
     assert level() == "DEBUG"
     unfollow()
     assert put(served[2], "ERROR")[0] == 200
-    assert told == ["debug"]
+    assert levels == ["debug"]
 
 
 @pytest.mark.parametrize("body", ["", "loud", "debug " * 1000, "\x00"])
@@ -106,8 +113,8 @@ def test_a_wrong_level_changes_nothing(served, level, body):
     assert text == "the body must be one of debug, info, warning, error\n"
 
 
-def test_who_changes_it_shows_the_fleets_token(level):
-    server = MetricsServer(CollectorRegistry(), lambda: True, "the-token")
+def test_a_caller_that_changes_the_level_must_show_the_fleets_token(level):
+    server = MetricsServer(CollectorRegistry(), lambda: True, LogLevel(), "the-token")
     address = server.start("127.0.0.1", 0)
     assert put(address, "debug")[0] == 403
     assert put(address, "debug", **{"inferfleet-fleet-token": "another"})[0] == 403
