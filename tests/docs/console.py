@@ -1,8 +1,8 @@
 """Reads the `console` blocks of the pages and runs them as a reader would type them.
 
-A block is a list of commands. A command begins with `$ ` and continues while a quote is open or a line
-ends with a backslash. The lines after it are the output that the page shows. An HTML comment on the line
-before a block changes how the test treats the block:
+A block is a list of commands. A command begins with `$ ` and continues while a quote is open or a
+line ends with a backslash. The lines after it are the output that the page shows. An HTML comment on
+the line before a block changes how the test treats the block:
 
     <!-- not run here: REASON -->    the block needs something that a test does not have
     <!-- last exit status: N -->     the last command shows an error and exits with N
