@@ -1,1 +1,13 @@
-"""One name per operation; `dispatch` picks the implementation for the device at hand."""
+"""Tensor kernels of the engine: several sets that implement the same operations.
+
+interface.py     what a set offers: the operations, with shapes
+whole_rounds.py  what a set offers that runs a whole round as one job
+dispatch.py      chooses a set for a device and a number format, and loads it
+reference/       the formulas, written plainly; the oracle of the tests
+torch/           PyTorch operators; int8/ and tiled/ (deterministic) are variants
+compiled/        x86-64 machine code, compiled with numba; set names `jit` and `jit-int8`
+triton/          Triton kernels for CUDA
+
+The packages `kernels.torch` and `kernels.triton` are sets of this repository, named after the
+library that they use. Imports are absolute: `import torch` is always the PyTorch library.
+"""

@@ -1,7 +1,7 @@
-"""One name for each operation; which code runs it is decided here, once, when a model loads.
+"""Chooses a kernel set when a model loads, and loads sets by name.
 
-A set is a module with a constant `KERNELS`. It is imported when it is chosen, so that a machine
-without a GPU never imports what only a GPU can run.
+A set is a module with a constant `KERNELS`. It is imported when it is chosen, so a machine without
+a GPU never imports Triton, and a machine without numba never imports the compiled set.
 """
 
 import importlib
@@ -20,25 +20,35 @@ SETS: Mapping[str, str] = {
     "jit-int8": "kernels.compiled.int8",
     "triton": "kernels.triton.kernel_set",
 }
+"""Module of each set, by the set's name."""
 
-
-_SHORTEST = 4
+_COMPILED: Mapping[tuple[str, str], str] = {
+    ("cpu", "float32"): "jit",
+    ("cpu", "int8"): "jit-int8",
+}
+"""Sets that run whole rounds, by device and number format. Their modules have a function
+`usable(sizes)`."""
 
 
 def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) -> str:
-    """Name of the set that serves a device ("cpu", "cuda") in a number format.
+    """Name of the set that a model calls layer by layer.
+
+    Args:
+        device: "cpu" or "cuda".
+        dtype: "float32", "bfloat16", "float16" or "int8".
+        deterministic: results of a row must not depend on other rows.
 
     Raises:
-        UnsupportedError: naming the key that cannot be met.
+        UnsupportedError: no set supports the combination; the message names the option.
     """
     if device not in ("cpu", "cuda"):
-        raise UnsupportedError(f"device={device}: there are no kernels for it")
+        raise UnsupportedError(f"device={device}: no kernel set supports it; use cpu or cuda")
     if dtype == "int8" and device != "cpu":
-        raise UnsupportedError(f"dtype=int8: there are kernels for device=cpu only, not {device}")
+        raise UnsupportedError(f"dtype=int8: supported on device=cpu only, not on {device}")
     if deterministic and (device, dtype) != ("cpu", "float32"):
         raise UnsupportedError(
-            f"deterministic=true: there are kernels for device=cpu and dtype=float32 only, "
-            f"not for {device} and {dtype}"
+            "deterministic=true: supported with device=cpu and dtype=float32 only, "
+            f"not with {device} and {dtype}"
         )
     if device == "cuda":
         return "triton"
@@ -47,34 +57,32 @@ def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) 
     return "torch-tiled" if deterministic else "torch"
 
 
-def compiled_set(device: str, dtype: str, sizes: tuple[int, ...]) -> str:
-    """Name of the set that runs a round of a dense model as one compiled job; "" for none.
+def compiled_set(device: str, dtype: str, sizes: tuple[int, ...]) -> str | None:
+    """Name of the set that runs whole rounds of a dense model here; None if there is none.
 
     Args:
-        sizes: what its narrowest vectors must divide: head size and positions of a block.
+        sizes: widths of the model's narrowest products, in elements: head size and block size.
     """
-    if device != "cpu" or dtype not in ("float32", "int8"):
-        return ""
-    found = importlib.import_module("kernels.compiled.machine")
-    if not found.usable() or any(size % _SHORTEST for size in sizes):
-        return ""
-    if dtype == "int8":
-        return "jit-int8" if found.machine().byte_products else ""
-    return "jit"
+    name = _COMPILED.get((device, dtype))
+    if name is None:
+        return None
+    return name if importlib.import_module(SETS[name]).usable(sizes) else None
 
 
 def load(name: str) -> Kernels:
-    """The set of a name.
+    """Import the set of this name.
 
     Raises:
-        UnsupportedError: naming those that exist.
+        UnsupportedError: there is no such set; the message lists the known names.
     """
     if name not in SETS:
-        raise UnsupportedError(f"no kernels {name!r}; there are {', '.join(sorted(SETS))}")
+        raise UnsupportedError(
+            f"no kernel set is named {name!r}; the sets are {', '.join(sorted(SETS))}"
+        )
     kernels: Kernels = importlib.import_module(SETS[name]).KERNELS
     return kernels
 
 
 def has_device(device: str) -> bool:
-    """Whether torch can use it here."""
+    """Whether torch can use the device on this machine."""
     return device == "cpu" or (device == "cuda" and torch.cuda.is_available())

@@ -1,114 +1,138 @@
-"""What a set of kernels offers and what its operations take; imports no set.
+"""The interface of a kernel set: its operations, their shapes, and the records that they take.
 
-A set is a module with a constant `KERNELS`; `kernels.dispatch` chooses one and loads it by name.
+A set is a module with a constant `KERNELS: Kernels`. `kernels.dispatch` chooses a set and loads it
+by name. This module imports no set, so models and sets can both import it.
+
+Letters in shapes: T rows (token positions) of a round, H query heads, G key/value heads, D head
+size, N hidden size, F intermediate size, V vocabulary, E experts, k experts chosen per row.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from kernels.whole_rounds import WholeRounds
+
 
 class UnsupportedError(ValueError):
-    """No set of kernels does that."""
+    """No kernel set supports the request on this machine; the message names the option."""
 
 
 class Linear(Protocol):
-    """A weight in the form that its product wants."""
+    """A packed weight [out, in] with its matrix product."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in] times the weight: [rows, out]."""
+        """Return x [T, in] times the transposed weight: [T, out]."""
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """residual [rows, out] += x [rows, in] times the weight."""
+        """Add x [T, in] times the transposed weight to residual [T, out], in place."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed weight."""
+        """Memory of the packed weight, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """Keys and values of decoding sequences side by side, so that no round has to gather them.
+    """Contiguous copies of the keys and values of decoding sequences.
 
-    Copies: they lie in the cache's blocks too. Row i belongs to the i-th sequence of its group.
+    With them, decode attention needs no gather from blocks. The blocks remain the primary copy.
+    Row i of a store belongs to the i-th sequence of the attention group.
     """
 
     stores: Mapping[int, Tensor]
-    """By address of a layer's cache: [2, rows, G, capacity, D], keys and values."""
+    """Store of each layer, by the address (`data_ptr`) of the layer's cache: [2, rows, G,
+    capacity, D]; index 0 of the first axis holds keys, index 1 values."""
     slots: Tensor
-    """[sequences * 2 G] int64: rows of D in a store where the round's own keys and values go."""
+    """[sequences * 2 G] int64: where this round's keys and values go, as row indices into a store
+    viewed as [2 * rows * G * capacity, D]."""
     joined: tuple[tuple[int, Tensor, int], ...]
-    """Row, block table and number of positions to copy from blocks first."""
+    """Rows to copy from blocks before the round: (row, block ids [blocks] int64, positions)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Sequences of one round that attend in one call: rows follow one another, one part each.
+    """Sequences whose attention one call computes; their rows are contiguous.
 
-    A group of decodes has one row a sequence; a prefill is a group of its own.
+    A group of decodes has one row per sequence. A prefill is a group of one sequence.
     """
 
     rows: slice
-    """Their rows among all positions of the round."""
+    """The group's rows among the T rows of the round."""
     starts: tuple[int, ...]
-    """Per sequence, positions that were computed before."""
+    """Per sequence: positions computed in earlier rounds."""
     block_tables: Tensor
     """[sequences, blocks] int64, padded with block 0."""
     mask: Tensor | None
-    """What to add to the scores, broadcast over heads; None if nothing is hidden, or `causal`."""
+    """Added to the scores before the softmax (0 or -inf), broadcast over heads. None if no position
+    is masked, or if `causal` describes the mask."""
     causal: bool
-    """The rows are all there is to attend to: start is 0."""
+    """Plain causal attention among the group's own rows: there is no history (start is 0)."""
     lengths: Tensor | None = None
-    """[sequences] int32: positions that each sequence's last row attends to; of decodes only."""
+    """Decodes only: [sequences] int32, positions that each sequence's row attends to."""
     window: int = 0
-    """Positions that a row sees, itself included; 0: all before it. `mask` says it too."""
+    """Sliding window in positions, the row's own included; 0 for full attention. `mask` already
+    applies it."""
     kept: KeptRows | None = None
-    """Of decodes only, for sets that keep rows; `mask` is then as wide as the longest history."""
+    """Decodes only, for sets with `uses_kept_rows`. `mask` is then as wide as the longest
+    history."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """A set of operations. T rows, H query heads, G key and value heads, D head size."""
+    """A kernel set: one function per operation. Letters in shapes: see the module's docstring."""
 
     name: str
-    """Part of numerics_id: equal names, equal order of every sum."""
+    """Part of `numerics_id`. Two sets of the same name sum in the same order."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """(x [T, N], weight [N], eps) -> [T, N]; Zhang and Sennrich 2019."""
+    """(x [T, N], weight [N], eps) -> [T, N]: x / sqrt(mean(x^2) + eps) * weight.
+
+    Source: Zhang and Sennrich 2019, equation 4."""
     rope: Callable[[Tensor, Tensor], None]
-    """(qk [T, H + G, D], turns [T, D / 2, 2]) rotates in place; Su et al. 2021.
+    """(qk [T, H + G, D], cos_sin [T, D / 2, 2]): rotate in place.
 
-    Neighbours (2i, 2i + 1) form a pair; `turns` holds cosine and sine of the pair's angle.
-    """
+    Elements (2i, 2i + 1) form a pair; `cos_sin` holds cosine and sine of the pair's angle. Source:
+    Su et al. 2021, equation 34."""
     kv_write: Callable[[Tensor, Tensor, Tensor], None]
-    """(cache [blocks, block, 2 G, D], kv [T, 2 G, D], slots [T]): slot = block * size + offset."""
+    """(cache [blocks, block_size, 2 G, D], kv [T, 2 G, D], slots [T] int64): store keys and values.
+
+    slot = block * block_size + offset in the block."""
     attention: Callable[[Tensor, Tensor, Tensor, AttentionGroup], Tensor]
-    """(q [T, H, D], kv [T, 2 G, D], cache, group) -> [T, H * D]; rows of the group alone."""
+    """(q [T, H, D], kv [T, 2 G, D], cache, group) -> [T, H * D]: softmax(q k^T / sqrt(D)) v.
+
+    T counts the rows of the group only. `kv_write` has stored their keys and values before."""
     silu_mul: Callable[[Tensor], Tensor]
-    """gate_up [T, 2 F] -> silu(gate) * up, [T, F]; Shazeer 2020."""
+    """gate_up [T, 2 F] -> [T, F]: silu(gate) * up; the gate is the first half. May overwrite the
+    gate. Source: Shazeer 2020 (SwiGLU)."""
     sample: Callable[[Tensor, Tensor], Tensor]
-    """(scores [R, V] float32, keys [R, 2] int32) -> [R] int64: the arg-max of score plus Gumbel
-    noise, which is a draw from softmax(scores). Noise is a hash of key and token id."""
+    """(scores [R, V] float32, keys [R, 2] int32) -> [R] int64: one draw from softmax(scores) per
+    row.
+
+    The result is the arg-max of score plus Gumbel noise. The noise is a hash of the row's key and
+    the token id."""
+    arg_max: Callable[[Tensor], Tensor]
+    """scores [R, V] -> [R] int64: the lowest id of the highest score; the first NaN if there is
+    one."""
     pack: Callable[[Tensor], Linear]
-    """A weight [out, in] made ready once."""
+    """weight [out, in] -> a `Linear` in the layout that the set's product reads."""
+    row_parallel: Callable[[Linear], Linear] = lambda linear: linear
+    """Wraps a product whose inputs are split over ranks, so that its result is summed over them.
+
+    The identity where one rank holds the whole model."""
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
-    """(scores [T, E], k, renormalise) -> weights [T, k] float32, experts [T, k] int64: the k
-    likeliest of softmax(scores), best first; renormalised weights add up to 1."""
-    spread: Callable[[Linear], Linear] = field(kw_only=True, default=lambda linear: linear)
-    """A product whose inputs may be spread over ranks; here they are not."""
+    """(scores [T, E], k, renormalise) -> weights [T, k] float32, experts [T, k] int64.
+
+    The k likeliest of softmax(scores), best first. With `renormalise` a row's weights add up to
+    1."""
     combine: Callable[[Tensor, Tensor], Tensor]
-    """(outputs [T, k, N], weights [T, k] float32) -> [T, N]: the weighted sum, in float32 and in
+    """(outputs [T, k, N], weights [T, k] float32) -> [T, N]: weighted sum over k, in float32 and in
     the order of the columns."""
-    keeps_rows: bool = False
-    """Attention of decodes reads `AttentionGroup.kept` where it is given."""
+    uses_kept_rows: bool = False
+    """Decode attention reads `AttentionGroup.kept` where it is given."""
+    whole_rounds: Callable[[], WholeRounds] | None = None
+    """Makes what runs a dense decoder's whole round as one job, for one model.
 
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Which rows of a round belong to which sequence; all int64."""
-
-    seqs: Tensor
-    """[sequences, 3]: first row, rows, positions that were computed before."""
-    tables: Tensor
-    """[sequences, blocks]."""
+    None: the model calls the operations above layer by layer. A set with `whole_rounds` uses its
+    own operations for drawing tokens only."""

@@ -1,4 +1,4 @@
-"""`python -m kernels.compiled` compiles all kernels for this machine, unless that has been done."""
+"""`python -m kernels.compiled` compiles all kernels for this machine, unless they are cached."""
 
 import importlib
 

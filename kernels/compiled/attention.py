@@ -1,8 +1,8 @@
-"""Attention over paged blocks, for prefills, chunks and decodes alike.
+"""Attention over paged blocks; the same code serves prefills, chunks and decodes.
 
-A block holds, per key head, keys as [D, positions] and values as [positions, D], so that scores
-and weighted sums are both products of small tiles. A row meets its blocks in order and one by one:
-what it gets does not depend on the rows beside it, on chunks, or on what was cached.
+A block holds, per key head, keys as [D, positions] and values as [positions, D], so that scores and
+weighted sums are both products of small tiles. A row processes its blocks one by one in order: its
+result does not depend on the other rows of the tile, on chunks, or on what was cached.
 """
 
 import math
@@ -12,26 +12,26 @@ from numpy import float32
 from kernels.compiled import job as j
 from kernels.compiled.primitives import compiled, floats, ints
 from kernels.compiled.products import small_product
-from kernels.compiled.rows import rms_norm, rotate, soften
+from kernels.compiled.rows import accumulate, rms_norm, rotate
 from kernels.compiled.tiles import ADD, STORE
 
-_NOTHING = float32(-math.inf)
+_MINUS_INFINITY = float32(-math.inf)
 
 
 @compiled
-def place_row(job: int, layer: int, row: int) -> None:
-    """Norm and rotate one row's heads; write its keys and values into their block."""
+def store_row(job: int, layer: int, row: int) -> None:
+    """Norm and rotate one row's heads in WIDE, and store its keys and values in their block."""
     table, own = ints(job), ints(layer)
     heads, kv_heads, dim, block = table[j.HEADS], table[j.KV_HEADS], table[j.DIM], table[j.BLOCK]
     constants = floats(table[j.CONSTANTS])
     at = table[j.WIDE] + 4 * table[j.WIDE_STRIDE] * row
-    turns = table[j.TURNS] + 4 * dim * row
+    cos_sin = table[j.COS_SIN] + 4 * dim * row
     for head in range(heads + kv_heads):
         here = at + 4 * dim * head
         norm = own[j.Q_NORM] if head < heads else own[j.K_NORM]
         if norm:
             rms_norm(here, norm, dim, constants[0], here)
-        rotate(here, turns, dim // 2, constants[1] if head < heads else float32(1.0))
+        rotate(here, cos_sin, dim // 2, constants[1] if head < heads else float32(1.0))
     slot = ints(table[j.SLOTS])[row]
     base = own[j.CACHE] + 4 * (slot // block) * 2 * kv_heads * dim * block
     offset = slot % block
@@ -47,12 +47,12 @@ def place_row(job: int, layer: int, row: int) -> None:
 
 @compiled
 def attend(job: int, layer: int, tile: int, kv_head: int, scratch: int) -> None:
-    """A tile of one sequence's rows, with the query heads of one key head."""
+    """Attention of a tile of one sequence's rows, for the query heads of one key head."""
     table, own = ints(job), ints(layer)
     dim, block, kv_heads = table[j.DIM], table[j.BLOCK], table[j.KV_HEADS]
     group = table[j.HEADS] // kv_heads
-    chosen = ints(table[j.TILES] + 16 * tile)
-    seq = ints(table[j.SEQS] + 24 * chosen[0])
+    chosen = ints(table[j.TILES] + j.TILE_BYTES * tile)
+    seq = ints(table[j.SEQS] + j.SEQ_BYTES * chosen[0])
     first = seq[0] + chosen[1]
     count = min(table[j.TILE_ROWS], seq[1] - chosen[1])
     position = seq[2] + chosen[1]
@@ -61,58 +61,72 @@ def attend(job: int, layer: int, tile: int, kv_head: int, scratch: int) -> None:
     scores = queries + 4 * dim * table[j.TILE_ROWS] * group
     sums = scores + 4 * block * table[j.TILE_ROWS] * group
     state = sums + 4 * dim * table[j.TILE_ROWS] * group
-    begin(job, first, count, kv_head, queries, sums, state)
+    init_tile(job, first, count, kv_head, queries, sums, state)
     window = own[j.WINDOW]
     start = max(0, position - window + 1) // block if window else 0
-    blocks = ints(table[j.TABLES] + 8 * table[j.TABLES_STRIDE] * chosen[0])
+    blocks = ints(table[j.TABLES] + j.INT64_BYTES * table[j.TABLES_STRIDE] * chosen[0])
     for index in range(start, (position + count - 1) // block + 1):
         base = own[j.CACHE] + 4 * blocks[index] * 2 * kv_heads * dim * block
         keys = base + 4 * dim * block * kv_head
         values = base + 4 * dim * block * (kv_heads + kv_head)
         small_product(queries, 4 * dim, rows, keys, 4 * block, dim, scores, 4 * block, block, STORE)
         if window or (index + 1) * block - 1 > position:
-            hide(scores, rows, group, block, index * block, position, window)
+            mask_scores(scores, rows, group, block, index * block, position, window)
         for row in range(rows):
-            soften(scores + 4 * block * row, block, state + 8 * row, sums + 4 * dim * row, dim)
+            accumulate(scores + 4 * block * row, block, state + 8 * row, sums + 4 * dim * row, dim)
         small_product(scores, 4 * block, rows, values, 4 * dim, block, sums, 4 * dim, dim, ADD)
-    finish(job, first, count, kv_head, sums, state)
+    normalise_tile(job, first, count, kv_head, sums, state)
 
 
 @compiled
-def begin(
+def init_tile(
     job: int, first: int, count: int, kv_head: int, queries: int, sums: int, state: int
 ) -> None:
-    """Queries side by side; nothing summed yet."""
+    """Start the online softmax: copy the queries, clear sums and state.
+
+    Args:
+        first: the tile's first row among the T rows; `count` is its number of rows.
+        queries: [count * heads of a group, D] float32, written from WIDE.
+        sums: [count * heads of a group, D] float32, set to 0.
+        state: [count * heads of a group, 2] float32, set to (-inf, 0); see `accumulate`.
+    """
     table = ints(job)
     dim = table[j.DIM]
     group = table[j.HEADS] // table[j.KV_HEADS]
-    wanted, done, own = floats(queries), floats(sums), floats(state)
+    copied, weighted, rows = floats(queries), floats(sums), floats(state)
     for row in range(count):
         at = table[j.WIDE] + 4 * (table[j.WIDE_STRIDE] * (first + row) + dim * group * kv_head)
         given = floats(at)
         for i in range(dim * group):
-            wanted[dim * group * row + i] = given[i]
-            done[dim * group * row + i] = float32(0.0)
+            copied[dim * group * row + i] = given[i]
+            weighted[dim * group * row + i] = float32(0.0)
     for row in range(count * group):
-        own[2 * row], own[2 * row + 1] = _NOTHING, float32(0.0)
+        rows[2 * row], rows[2 * row + 1] = _MINUS_INFINITY, float32(0.0)
 
 
 @compiled
-def hide(
-    scores: int, rows: int, group: int, block: int, begins: int, position: int, window: int
+def mask_scores(
+    scores: int, rows: int, group: int, block: int, start: int, position: int, window: int
 ) -> None:
-    """Later positions than a row's own, and those before its window, have no weight."""
+    """Set scores of positions that a row does not attend to, to -inf.
+
+    Args:
+        scores: [rows, block] float32, of the positions from `start` on.
+        group: query heads per key head; that many adjacent rows share a position.
+        position: position of the first row.
+        window: sliding window in positions; 0 for full attention.
+    """
     for row in range(rows):
         values = floats(scores + 4 * block * row)
         own = position + row // group
         for i in range(block):
-            if begins + i > own or (window and begins + i <= own - window):
-                values[i] = _NOTHING
+            if start + i > own or (window and start + i <= own - window):
+                values[i] = _MINUS_INFINITY
 
 
 @compiled
-def finish(job: int, first: int, count: int, kv_head: int, sums: int, state: int) -> None:
-    """Weighted sums over their total weight, to where the output's product reads them."""
+def normalise_tile(job: int, first: int, count: int, kv_head: int, sums: int, state: int) -> None:
+    """End the online softmax: WORK = sums / sum of exponentials."""
     table = ints(job)
     dim = table[j.DIM]
     group = table[j.HEADS] // table[j.KV_HEADS]

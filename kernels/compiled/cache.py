@@ -1,4 +1,4 @@
-"""Where machine code is kept between runs: only where nobody else can have put it."""
+"""Where compiled code is cached between runs: only in folders that no other user can write."""
 
 import contextlib
 import hashlib
@@ -14,79 +14,95 @@ T = TypeVar("T")
 _HERE = Path(__file__).parent
 
 
-def folder() -> str:
-    """Beside the sources, else in this user's cache, else in a folder of this user's among the
-    temporary ones; "" if nowhere.
+def folder() -> str | None:
+    """Find or make the cache folder.
 
-    Its name changes with every source of this package: a compiler that watches one file at a time
-    would not see that another has changed.
+    It is beside the sources, else in the user's cache folder, else in the temporary folder. Its
+    name is a digest of all sources of this package: numba's own check covers only the file of the
+    compiled function, not those that it calls.
+
+    Returns:
+        The folder's path; None if no folder can be used.
     """
     digest = hashlib.sha256()
     for source in sorted(_HERE.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"jit-{digest.hexdigest()[:16]}"
-    for parent in (_beside, _of_user, _temporary):
+    for parent in (_beside_sources, _user_cache, _temporary):
         # RuntimeError: this user has no home. OSError: not writable, full, or no such place.
         with contextlib.suppress(OSError, RuntimeError):
             found = parent() / name
             found.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=found):
-                _forget_others(found)
+                _delete_outdated(found)
                 return str(found)
-    return ""
+    return None
 
 
-def forget(kept: str) -> None:
-    """Nothing in it can be used."""
-    shutil.rmtree(kept, ignore_errors=True)
+def clear(path: str) -> None:
+    """Delete the contents of a cache folder."""
+    shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
-        Path(kept).mkdir(mode=0o700, parents=True)
+        Path(path).mkdir(mode=0o700, parents=True)
 
 
-def _beside() -> Path:
-    """Whoever can write here can change the sources as well."""
+def _beside_sources() -> Path:
+    """A user who can write here can change the sources as well."""
     return _HERE / "__pycache__"
 
 
-def _of_user() -> Path:
+def _user_cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return _own((Path(home) if home else Path.home() / ".cache") / "inferfleet", others=0o002)
 
 
 def _temporary() -> Path:
-    """Others can make a folder of any name there, and what is cached is run."""
+    """Other users can make a folder of any name there, and cached code is executed."""
     return _own(Path(tempfile.gettempdir()) / f"inferfleet-{os.getuid()}", others=0o077)
 
 
 def _own(place: Path, others: int) -> Path:
-    """The folder, made if need be.
+    """Make the folder if it is missing, and check that it belongs to this user alone.
+
+    Args:
+        others: permission bits that other users must not have.
 
     Raises:
-        OSError: it is not this user's, or others have rights of `others` to it.
+        OSError: it belongs to another user, or other users have one of these permissions.
     """
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = place.lstat()
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not mine or found.st_mode & others:
-        raise PermissionError(f"{place} is not this user's alone")
+        raise PermissionError(f"{place}: not owned by this user, or open to other users")
     return place
 
 
-def _forget_others(kept: Path) -> None:
-    """Code of sources that have changed since is of no use beside them; elsewhere it may be."""
-    if kept.is_relative_to(_HERE):
-        for old in kept.parent.glob("jit-*"):
-            if old != kept:
+def _delete_outdated(current: Path) -> None:
+    """Delete code of earlier sources, if the folder is beside these sources.
+
+    Elsewhere another checkout may still use it.
+    """
+    if current.is_relative_to(_HERE):
+        for old in current.parent.glob("jit-*"):
+            if old != current:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def with_cache(kept: str, make: Callable[[bool], T]) -> T:
-    """What `make(use the cache)` gives; a cache that fails is emptied once, then done without."""
-    for _ in range(2 if kept else 0):
+def with_cache(path: str | None, make: Callable[[bool], T]) -> T:
+    """Return `make(True)`, or `make(False)` where the cache cannot be used.
+
+    Args:
+        path: the cache folder. If reading it fails, it is cleared once and tried again.
+        make: compiles; the argument says whether to use the cache.
+    """
+    if path is None:
+        return make(False)
+    for _ in range(2):
         try:
             return make(True)
-        except OSError:  # full, or gone
+        except OSError:  # the disk is full, or the folder is gone
             break
-        except Exception:  # a damaged file: what reading it raises can be anything
-            forget(kept)
+        except Exception:  # a damaged file can raise anything
+            clear(path)
     return make(False)

@@ -1,67 +1,167 @@
-"""What one round looks like to compiled code: a table of int64, whose places have names here.
+"""The tables through which Python describes a round to compiled code.
 
-Addresses point to memory that `Program` owns. Strides are in elements.
+All tables are int64. A constant here is the index of a field in its table; its docstring gives what
+the field holds. `Program` and `Team` write the tables, compiled code reads them.
+
+- The job table describes the round: sizes, buffers and the other tables.
+- The layer table has a row per layer: addresses of weights and cache.
+- The part table has a row per part of a layer: sizes and target of its product.
+- The sync area holds the counters that threads share.
+
+An address is that of a tensor's first element; 0 stands for no tensor. Strides count elements, and
+a stride named X_STRIDE is that of the rows of X. Letters in shapes are those of
+`kernels.interface`. Numba compiles these constants into the code, so they cost nothing there.
+`tests/kernels/test_jit_job.py` holds the numbering.
 """
 
-(
-    SYNC,
-    THREADS,
-    QUIT,
-    LAYERS,
-    LAYER_TABLE,
-    PARTS,
-    PART_TABLE,
-    ROWS,
-    CHUNK,
-    HIDDEN,
-    HEADS,
-    KV_HEADS,
-    DIM,
-    MIDDLE,
-    BLOCK,
-    BYTES,
-    X,
-    X_STRIDE,
-    WORK,
-    WORK_STRIDE,
-    WIDE,
-    WIDE_STRIDE,
-    LEVELS,
-    LEVELS_STRIDE,
-    SCALES,
-    CORRECTIONS,
-    TURNS,
-    SLOTS,
-    SEQS,
-    TABLES,
-    TABLES_STRIDE,
-    TILES,
-    TILE_COUNT,
-    TILE_ROWS,
-    SCRATCH,
-    SCRATCH_STRIDE,
-    CONSTANTS,
-    SIZE,
-) = range(38)
-"""SYNC: words that threads count on. CHUNK: rows that a thread takes at a time. BYTES: 1 for int8.
-WORK: [rows, .] what products read, LEVELS
-the same in int8; WIDE: [rows, .] what they give beside X. SEQS: [sequences, 3] first row, rows,
-start. TILES: [tiles, 2] sequence and first of its rows. CONSTANTS: eps, score scale."""
+INT64_BYTES = 8
 
-QKV, OUTPUT, GATE_UP, DOWN = range(4)
-"""Parts of a layer: each prepares WORK and ends with a product. A head has the first alone."""
+# Job table -----------------------------------------------------------------------------------
 
-COLUMNS, OUTPUTS, TARGET, TARGET_STRIDE, MODE, PART_SIZE = range(6)
-"""Of a part, the same in all layers: TARGET [rows, OUTPUTS] = or += WORK [rows, COLUMNS] times its
-weight."""
+SYNC = 0
+"""Address of the sync area (below)."""
+THREADS = 1
+"""Threads that run the job, the caller's included."""
+QUIT = 2
+"""1: helper threads end instead of running the job."""
+LAYERS = 3
+"""Rows of the layer table."""
+LAYER_TABLE = 4
+"""Address: [LAYERS, LAYER_SIZE] int64."""
+PARTS = 5
+"""Rows of the part table: PARTS_PER_LAYER, or 1 for the head."""
+PART_TABLE = 6
+"""Address: [PARTS, PART_SIZE] int64."""
+ROWS = 7
+"""T: rows (token positions) of the round."""
+CHUNK = 8
+"""Rows that a thread takes at a time in a phase over rows."""
+HIDDEN = 9
+"""Hidden size, in elements."""
+HEADS = 10
+"""H: query heads."""
+KV_HEADS = 11
+"""G: key/value heads."""
+DIM = 12
+"""D: size of a head, in elements."""
+INTERMEDIATE = 13
+"""F: rows of the gate, and of the up projection."""
+BLOCK = 14
+"""Positions of a KV-cache block."""
+INT8 = 15
+"""1: products multiply int8 activations by int8 weights; 0: float32."""
+X = 16
+"""Address: [T, hidden] float32, the residual stream."""
+X_STRIDE = 17
+WORK = 18
+"""Address: [T, inputs of the part's product] float32, what the product reads."""
+WORK_STRIDE = 19
+WIDE = 20
+"""Address: [T, (H + 2 G) * D or 2 F] float32, results of the QKV and GATE_UP products."""
+WIDE_STRIDE = 21
+QUANTIZED = 22
+"""Address: [T, inputs of the part's product] int8, the quantized rows of WORK."""
+QUANTIZED_STRIDE = 23
+SCALES = 24
+"""Address: [T] float32, the scale of each row of QUANTIZED."""
+CORRECTIONS = 25
+"""Address: [T] int32, 128 times the sum of each row of QUANTIZED."""
+COS_SIN = 26
+"""Address: [T, D / 2, 2] float32, contiguous: cosine and sine of each pair's angle."""
+SLOTS = 27
+"""Address: [T] int64, where each row's key and value go: block * BLOCK + offset."""
+SEQS = 28
+"""Address: [sequences, SEQ_SIZE] int64: first row, rows, positions computed before."""
+TABLES = 29
+"""Address: [sequences, TABLES_STRIDE] int64, the block tables."""
+TABLES_STRIDE = 30
+TILES = 31
+"""Address: [TILE_COUNT, TILE_SIZE] int64: sequence, and first row counted from its first one."""
+TILE_COUNT = 32
+"""Attention tiles of the round."""
+TILE_ROWS = 33
+"""Rows of an attention tile, at most."""
+SCRATCH = 34
+"""Address: [threads, SCRATCH_STRIDE] float32, working memory of each thread's attention."""
+SCRATCH_STRIDE = 35
+CONSTANTS = 36
+"""Address: [2] float32: eps of the norms, and the score scale 1 / sqrt(D)."""
+SIZE = 37
+"""Fields of the job table."""
 
-NORM, NORM_2, Q_NORM, K_NORM, CACHE, WINDOW, WEIGHTS = range(7)
-"""Of a layer. Head norms: 0 where there are none. WINDOW: 0 for none. From WEIGHTS on, for each
-part, its panels, their scales and its bias; 0 where there are none."""
-LAYER_SIZE = WEIGHTS + 3 * 4
+SEQ_SIZE = 3
+SEQ_BYTES = SEQ_SIZE * INT64_BYTES
+TILE_SIZE = 2
+TILE_BYTES = TILE_SIZE * INT64_BYTES
+
+# Parts of a layer ----------------------------------------------------------------------------
+# A part prepares WORK and ends with one product. The head is a single part, like QKV.
+
+QKV = 0
+OUTPUT = 1
+"""Attention and its output projection."""
+GATE_UP = 2
+DOWN = 3
+PARTS_PER_LAYER = 4
+
+# Part table: the same for all layers ---------------------------------------------------------
+
+COLUMNS = 0
+"""Inputs of the product: columns of WORK that it reads."""
+OUTPUTS = 1
+"""Outputs of the product."""
+TARGET = 2
+"""Address: [T, OUTPUTS] float32, where the result goes."""
+TARGET_STRIDE = 3
+MODE = 4
+"""`tiles.STORE`: TARGET = product; `tiles.ADD`: TARGET += product."""
+PART_SIZE = 5
+"""Fields of a row of the part table."""
+PART_BYTES = PART_SIZE * INT64_BYTES
+
+# Layer table ---------------------------------------------------------------------------------
+
+NORM = 0
+"""Address: [hidden] float32, the norm before attention (of the head: the last norm)."""
+NORM_2 = 1
+"""Address: [hidden] float32, the norm before the feed-forward."""
+Q_NORM = 2
+"""Address: [D] float32, the norm of query heads; 0 if the model has none."""
+K_NORM = 3
+"""Address: [D] float32, the norm of key heads; 0 if the model has none."""
+CACHE = 4
+"""Address of the layer's cache: [blocks, 2 G, D * BLOCK] float32; see `attention`."""
+WINDOW = 5
+"""Sliding window in positions; 0 for full attention."""
+WEIGHTS = 6
+"""First field of the weights: for each part WEIGHT_SIZE addresses, see below."""
+WEIGHT_SIZE = 3
+LAYER_SIZE = WEIGHTS + WEIGHT_SIZE * PARTS_PER_LAYER
+"""Fields of a row of the layer table."""
+LAYER_BYTES = LAYER_SIZE * INT64_BYTES
+
+PANELS = 0
+"""Within a part's weights: address of the packed panels."""
+PANEL_SCALES = 1
+"""Within a part's weights: address of the scales [outputs] float32; 0 in float32."""
+BIAS = 2
+"""Within a part's weights: address of the bias [outputs] float32, whole panels; 0 for none."""
+
+# Sync area -----------------------------------------------------------------------------------
+# Counters that threads add to atomically, a cache line for each phase. The first line counts the
+# helpers that are done with the whole job.
 
 PHASE_BYTES = 64
-"""Of SYNC, for each phase: how many of its pieces are taken, and how many are done. Its first cache
-line counts the helpers that are done with the job."""
-PHASES = 10
-"""Of a layer, at most."""
+"""Bytes between phases: a cache line."""
+PHASE_TAKEN = 0
+"""Offset in bytes of the phase's counter of pieces that threads have taken."""
+PHASE_DONE = INT64_BYTES
+"""Offset in bytes of the phase's counter of pieces that are done."""
+PHASES_PER_PART = 2
+"""Prepare, multiply."""
+ATTENTION_PHASES = 2
+"""Store keys and values, attend; they come before the phases of OUTPUT."""
+PHASES = PHASES_PER_PART * PARTS_PER_LAYER + ATTENTION_PHASES
+"""Phases of a layer."""
+SEMAPHORE_BYTES = 64
+"""Bytes between the helpers' semaphores: a cache line, which is larger than a `sem_t`."""

@@ -1,4 +1,4 @@
-"""What the processor offers to compiled kernels."""
+"""What the processor supports, and the shape of the register tiles that follows from it."""
 
 import functools
 import importlib.util
@@ -9,14 +9,14 @@ from typing import Any, cast
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Shape of the register tiles: as much as fits into the vector registers, no more."""
+    """Shape of the register tiles: as large as the vector registers allow."""
 
     lanes: int
     """float32 values in a vector."""
     rows: int
-    """Rows of a tile; its columns are PANEL_VECTORS vectors."""
+    """Rows of a tile. Its columns are PANEL_VECTORS vectors."""
     byte_products: bool
-    """Sums four products of bytes into 32 bits at once (AVX-512 VNNI)."""
+    """One instruction sums four products of bytes into 32 bits (AVX-512 VNNI)."""
 
 
 PANEL_VECTORS = 3
@@ -25,7 +25,7 @@ PANEL_VECTORS = 3
 
 @functools.cache
 def machine() -> Machine:
-    """The one this process runs on."""
+    """The machine that this process runs on."""
     features = _features()
     if "avx512f" in features:
         return Machine(lanes=16, rows=8, byte_products="avx512vnni" in features)
@@ -34,7 +34,7 @@ def machine() -> Machine:
 
 @functools.cache
 def usable() -> bool:
-    """Whether kernels can be compiled for it: x86-64 with AVX2, Linux's semaphores, a compiler."""
+    """Whether kernels can be compiled here: x86-64 with AVX2, Linux's semaphores, numba."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     if importlib.util.find_spec("numba") is None:
@@ -43,11 +43,11 @@ def usable() -> bool:
 
 
 def _features() -> set[str]:
-    """Instruction sets to compile for: the processor's, or what the compiler has been told."""
-    import llvmlite.binding as llvm  # elsewhere than on x86-64 Linux neither is installed
+    """Instruction sets to compile for: NUMBA_CPU_FEATURES if it is set, else the processor's."""
+    import llvmlite.binding as llvm  # installed on x86-64 Linux only, as is numba
     import numba
 
-    told: str | None = cast("Any", numba.config).CPU_FEATURES
-    if told is not None:
-        return {name[1:] for name in told.split(",") if name.startswith("+")}
+    configured: str | None = cast("Any", numba.config).CPU_FEATURES
+    if configured is not None:
+        return {name[1:] for name in configured.split(",") if name.startswith("+")}
     return {name for name, has in llvm.get_host_cpu_features().items() if has}

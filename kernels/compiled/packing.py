@@ -1,48 +1,39 @@
-"""Weights in the order in which tiles read them."""
-
-from dataclasses import dataclass
+"""Packs weights in the order in which the tiles of a product read them."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels.compiled.tiles import PANEL
+from kernels.whole_rounds import PackedWeight
 
-_LEVELS = 127
-_ZERO = 128
+_MAX_INT8 = 127
+_ZERO_POINT = 128
 _TINY = 1e-30
-
-
-@dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """A weight [out, in] as panels of PANEL outputs; outputs that are missing are zeros."""
-
-    panels: Tensor
-    """[panels, in, PANEL] float32, or [panels, in / 4, PANEL, 4] uint8: int8 plus 128."""
-    scales: Tensor | None
-    """[panels * PANEL] float32, of bytes alone."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes)
+"""Smallest scale, so that a row of zeros is not divided by 0."""
 
 
 def pack_floats(weight: Tensor) -> PackedWeight:
-    """As it is."""
-    whole = pad(weight.float(), (0, 0, 0, -weight.shape[0] % PANEL))
-    panels = whole.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+    """Pack a weight [out, in] in float32."""
+    padded = pad_outputs(weight.float())
+    panels = padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
     return PackedWeight(panels, None)
 
 
-def pack_bytes(weight: Tensor) -> PackedWeight:
-    """With a scale per output; the largest value is 127 steps.
+def pack_int8(weight: Tensor) -> PackedWeight:
+    """Quantize and pack a weight [out, in]: one scale per output, largest value 127 steps.
 
-    Inputs that are missing in the last four are bytes of 0, not of the zero level: whatever an
-    earlier product has left in their place among the activations, it counts nothing.
+    Inputs that pad the last group of four are the byte 0, not the zero point. So whatever an
+    earlier product left among the activations there, its product with the padding is 0.
     """
-    steps = weight.float().abs().amax(-1, keepdim=True).div_(_LEVELS).clamp_min_(_TINY)
-    levels = weight.float().div(steps).round_().add_(_ZERO).to(torch.uint8)
-    outputs, inputs = weight.shape
-    whole = pad(levels, (0, -inputs % 4, 0, -outputs % PANEL))
-    fours = whole.view(whole.shape[0] // PANEL, PANEL, -1, 4).transpose(1, 2).contiguous()
-    return PackedWeight(fours, pad(steps.view(-1), (0, -outputs % PANEL)))
+    scales = weight.float().abs().amax(-1, keepdim=True).div_(_MAX_INT8).clamp_min_(_TINY)
+    quantized = weight.float().div(scales).round_().add_(_ZERO_POINT).to(torch.uint8)
+    padded = pad_outputs(pad(quantized, (0, -weight.shape[1] % 4)))
+    fours = padded.view(padded.shape[0] // PANEL, PANEL, -1, 4).transpose(1, 2).contiguous()
+    return PackedWeight(fours, pad_outputs(scales.view(-1)))
+
+
+def pad_outputs(tensor: Tensor) -> Tensor:
+    """Pad a weight [out, in], or a vector [out], with zeros to whole panels of outputs."""
+    missing = -tensor.shape[0] % PANEL
+    return pad(tensor, (0,) * (2 * tensor.dim() - 1) + (missing,)).contiguous()

@@ -1,5 +1,8 @@
-"""Memory in large pages: a round reads all weights once, and with a page of 4 KiB at a time one
-thread reads 20 GB/s where it could read 34 (measured in a virtual machine)."""
+"""Memory in huge pages.
+
+A round reads all weights once. From pages of 4 KiB one thread reads 20 GB/s, from huge pages 34
+(measured in a virtual machine).
+"""
 
 import contextlib
 import math
@@ -9,33 +12,34 @@ import torch
 from torch import Tensor
 
 _ALIGN = 64
-_PIECE = 64 << 20
+_MAPPING_BYTES = 64 << 20
+"""Smallest mapping of an arena."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of its own, resident as far as it has been touched."""
+    """A tensor of zeros in its own mapping; a page takes memory once it is touched."""
     count = math.prod(shape)
     return torch.frombuffer(_mapping(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
 
 
 class Arena:
-    """Tensors that live as long as the model, side by side."""
+    """Copies of tensors, side by side in large mappings. A mapping lives as long as its tensors."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """A copy."""
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor into the arena."""
         size = -(-tensor.nbytes // _ALIGN) * _ALIGN
         if size > self._free.numel():
-            self._free = zeros((max(size, _PIECE),), torch.uint8)
-        place, self._free = self._free[: tensor.nbytes], self._free[size:]
-        kept = place.view(tensor.dtype).view(tensor.shape)
-        return kept.copy_(tensor)
+            self._free = zeros((max(size, _MAPPING_BYTES),), torch.uint8)
+        target, self._free = self._free[: tensor.nbytes], self._free[size:]
+        copied = target.view(tensor.dtype).view(tensor.shape)
+        return copied.copy_(tensor)
 
 
 def _mapping(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, max(1, size))
-    with contextlib.suppress(OSError):  # a kernel without them: ordinary pages
+    with contextlib.suppress(OSError):  # a Linux without huge pages: ordinary ones
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -1,6 +1,6 @@
-"""What Python has no word for: addresses, atomic counters, bits of a float, waiting.
+"""Operations that Python cannot express: memory by address, atomics, bits of a float, waiting.
 
-Addresses are int64. Whoever passes one answers for the memory behind it.
+Addresses are int64. Nothing is checked: the caller must keep the memory alive and in bounds.
 """
 
 from collections.abc import Callable
@@ -25,24 +25,24 @@ POINTER = ir.PointerType()
 
 
 def compiled(function: _F) -> _F:
-    """Part of a kernel: compiled into whoever calls it, with every sum in the order written."""
+    """Compile a function of a kernel into its callers; every sum keeps the order written."""
     return cast("_F", numba.njit(function, nogil=True, error_model="numpy", inline="never"))
 
 
 def summing(function: _F) -> _F:
-    """The same, but its sums run in vectors: in an order that their lengths decide."""
+    """As `compiled`, but sums may use vectors: their order then depends on their length only."""
     flags = {"reassoc", "contract", "nsz"}
     return cast("_F", numba.njit(function, nogil=True, error_model="numpy", fastmath=flags))
 
 
 def ordering(function: _F) -> _F:
-    """The same for largest values: operands that are not numbers may be passed over."""
+    """As `compiled`, for maxima: they may use vectors and may ignore NaN."""
     flags = {"nnan", "nsz", "reassoc"}
     return cast("_F", numba.njit(function, nogil=True, error_model="numpy", fastmath=flags))
 
 
 def entry(signature: Any) -> Callable[[_F], _F]:
-    """A kernel that Python calls: compiled when it is imported, kept in the cache."""
+    """Make a kernel that Python calls: compiled when it is imported, and cached on disk."""
 
     def decorate(function: _F) -> _F:
         def make(keep: bool) -> _F:
@@ -55,7 +55,13 @@ def entry(signature: Any) -> Callable[[_F], _F]:
 
 
 def operation(build: Callable[..., Any], result: Any, *operands: Any) -> Any:
-    """Something for kernels to call, emitted by `build(builder, *operands)`."""
+    """Make a function for kernels to call, from the LLVM instructions that `build` emits.
+
+    Args:
+        build: called with the LLVM builder and the operands' values; returns the result or None.
+        result: numba type of the result.
+        operands: numba types of the operands.
+    """
 
     def typed(_typing: Any, *_given: Any) -> Any:
         def emit(context: Any, builder: ir.IRBuilder, _signature: Any, values: Any) -> Any:
@@ -83,10 +89,13 @@ def _view(kind: Any, element: ir.Type) -> Any:
 
 
 floats = _view(types.float32, F32)
-"""The float32 values from an address on, by index; nothing is checked."""
+"""The float32 values at an address, by index."""
 ints = _view(types.int64, I64)
+"""The int64 values at an address, by index."""
 words = _view(types.int32, I32)
+"""The int32 values at an address, by index."""
 signed_bytes = _view(types.int8, I8)
+"""The int8 values at an address, by index."""
 
 
 def _fetch_add(builder: ir.IRBuilder, address: ir.Value, by: ir.Value) -> ir.Value:
@@ -117,22 +126,22 @@ def _bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 fetch_add = operation(_fetch_add, types.int64, types.int64, types.int64)
-"""(address, by) -> what the int64 there was before; atomic."""
+"""(address, by) -> the int64 at the address before the addition; atomic."""
 load = operation(_load, types.int64, types.int64)
-"""The int64 at an address, with all that was written before it was."""
+"""The int64 at an address, atomic; writes made before it was stored are visible (acquire)."""
 pause = operation(_pause, types.void)
-"""Tells the processor that this thread waits in a loop."""
+"""Hint to the processor that the thread waits in a loop."""
 nearest = operation(_nearest, types.float32, types.float32)
-"""The nearest whole number, of two equally near ones the even."""
+"""The nearest whole number; a tie goes to the even one."""
 as_float = operation(_bits, types.float32, types.int32)
-"""A float32 of those bits."""
+"""The float32 with the bits of an int32."""
 
 
 def _library(name: str, result: Any, *operands: Any) -> Any:
-    """A function of the C library."""
+    """Declare a function of the C library."""
     return cast("Any", types.ExternalFunction(name, result(*operands)))
 
 
 sem_wait = _library("sem_wait", types.int32, types.int64)
 sem_post = _library("sem_post", types.int32, types.int64)
-give_way = _library("sched_yield", types.int32)
+yield_core = _library("sched_yield", types.int32)

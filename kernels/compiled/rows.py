@@ -1,6 +1,7 @@
-"""What is done to whole rows between the products: norms, rotation, activations, levels of int8.
+"""Work on single rows between products: norms, rotation, activation, quantization, softmax.
 
-Addresses and sizes are int64. A row's result depends on that row alone.
+Arguments are addresses of float32 values, unless a docstring names another type, and sizes in
+elements. A row's result depends on that row alone.
 """
 
 import math
@@ -23,14 +24,14 @@ _LN2_HIGH, _LN2_LOW = float32(0.693359375), float32(-2.12194440e-4)
 _LOWEST = float32(-87.0)
 _HIGHEST = float32(88.0)
 _P3, _P4, _P5, _P6, _P7 = (float32(1 / math.factorial(n)) for n in range(3, 8))
-_LEVELS = float32(127.0)
+_MAX_INT8 = float32(127.0)
 _TINY = float32(1e-30)
-_NOTHING = float32(-math.inf)
+_MINUS_INFINITY = float32(-math.inf)
 
 
 @compiled
 def exponential(x: float32) -> float32:
-    """e^x within 3 units in the last place; 0 below -87."""
+    """e^x within 3 units in the last place; 0 below -87, NaN for NaN."""
     bounded = x if x < _HIGHEST else _HIGHEST
     bounded = bounded if bounded > _LOWEST else _LOWEST
     whole = nearest(bounded * _LOG2_E)
@@ -57,24 +58,33 @@ def rms_norm(x: int, weight: int, count: int, eps: float32, out: int) -> None:
 
 
 @summing
-def quantise(x: int, count: int, out: int, scale: int, correction: int) -> None:
-    """out = x in steps of its largest value / 127; the correction is 128 times their sum."""
-    values, levels = floats(x), signed_bytes(out)
-    step = largest(x, count) / _LEVELS
+def quantize(x: int, count: int, out: int, scale: int, correction: int) -> None:
+    """Quantize a row: out = round(x / scale) with scale = max |x| / 127.
+
+    Args:
+        x: [count] float32.
+        out: [count] int8.
+        scale: [1] float32, written.
+        correction: [1] int32, written: 128 times the sum of `out`.
+    """
+    values, quantized = floats(x), signed_bytes(out)
+    step = largest(x, count) / _MAX_INT8
     step = step if step > _TINY or step != step else _TINY
     total = int32(0)
     for i in range(count):
-        level = int32(nearest(values[i] / step))
-        levels[i] = level
-        total += level
+        value = int32(nearest(values[i] / step))
+        quantized[i] = value
+        total += value
     floats(scale)[0] = step
     words(correction)[0] = total * int32(128)
 
 
 @compiled
 def largest(x: int, count: int) -> float32:
-    """The largest absolute value; not a number if any is not. Floats without a sign are ordered
-    as their bits are."""
+    """The largest absolute value of x; NaN if x holds one.
+
+    It compares bits: floats without a sign have the order of their bits as integers.
+    """
     bits, top = words(x), int32(0)
     for i in range(count):
         size = bits[i] & int32(0x7FFFFFFF)
@@ -92,39 +102,46 @@ def silu_mul(gate: int, up: int, count: int, out: int) -> None:
 
 
 @compiled
-def rotate(head: int, turns: int, pairs: int, scale: float32) -> None:
-    """Turn pairs of neighbours by the angle of each, and scale; Su et al. 2021."""
-    values, by = floats(head), floats(turns)
+def rotate(head: int, cos_sin: int, pairs: int, scale: float32) -> None:
+    """Rotate each pair (2i, 2i + 1) by its angle and scale it, in place; Su et al. 2021.
+
+    Args:
+        head: [2 * pairs] float32.
+        cos_sin: [pairs, 2] float32.
+    """
+    values, angles = floats(head), floats(cos_sin)
     for i in range(pairs):
         a, b = values[2 * i], values[2 * i + 1]
-        cosine, sine = by[2 * i], by[2 * i + 1]
+        cosine, sine = angles[2 * i], angles[2 * i + 1]
         values[2 * i] = (a * cosine - b * sine) * scale
         values[2 * i + 1] = (a * sine + b * cosine) * scale
 
 
 @compiled
-def soften(scores: int, count: int, state: int, sums: int, dim: int) -> None:
-    """One row's scores become weights, next to those of earlier blocks (Milakov and
-    Gimelshein 2018).
+def accumulate(scores: int, count: int, state: int, sums: int, dim: int) -> None:
+    """Online softmax: add one block's scores of a row; the scores become exponentials in place.
+
+    Source: Milakov and Gimelshein 2018, algorithm 3.
 
     Args:
-        state: the row's largest score and total weight so far.
-        sums: [dim] weighted values so far; scaled to the new largest score.
+        scores: [count] float32.
+        state: [2] float32: the row's maximum and sum of exponentials so far.
+        sums: [dim] float32: the row's weighted values so far, rescaled to the new maximum.
     """
-    own, done = floats(state), floats(sums)
-    top = highest(scores, count, own[0])
-    base = top if top > _NOTHING else float32(0.0)
-    shrink = exponential(own[0] - base)
-    own[0] = top
-    own[1] = own[1] * shrink + weigh(scores, count, base)
-    if shrink != float32(1.0):
+    row, weighted = floats(state), floats(sums)
+    top = maximum(scores, count, row[0])
+    base = top if top > _MINUS_INFINITY else float32(0.0)
+    rescale = exponential(row[0] - base)
+    row[0] = top
+    row[1] = row[1] * rescale + exponentials(scores, count, base)
+    if rescale != float32(1.0):
         for i in range(dim):
-            done[i] *= shrink
+            weighted[i] *= rescale
 
 
 @ordering
-def highest(scores: int, count: int, least: float32) -> float32:
-    """The largest of the scores and `least`."""
+def maximum(scores: int, count: int, least: float32) -> float32:
+    """The largest of `count` scores and `least`."""
     values, top = floats(scores), least
     for i in range(count):
         top = values[i] if values[i] > top else top
@@ -132,8 +149,8 @@ def highest(scores: int, count: int, least: float32) -> float32:
 
 
 @summing
-def weigh(scores: int, count: int, base: float32) -> float32:
-    """Each score becomes e^(score - base); returns their sum."""
+def exponentials(scores: int, count: int, base: float32) -> float32:
+    """Replace each score by e^(score - base), and return the sum."""
     values, total = floats(scores), float32(0.0)
     for i in range(count):
         weight = exponential(values[i] - base)

@@ -1,7 +1,7 @@
-"""Products of small tiles whose sums stay in registers: emitted as vector instructions.
+"""Products of small tiles whose sums stay in vector registers, emitted as LLVM instructions.
 
-A row's sums are added in the order of k, alone, whatever the other rows of its tile are: so a
-result does not depend on how many rows are computed together.
+The sums of a row are added in the order of k and on their own. So a row's result does not depend on
+how many rows are computed together.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,14 @@ from kernels.compiled.primitives import F32, I32, I64, POINTER, operation
 
 _I8 = ir.IntType(8)
 STORE, ADD = 0, 1
+"""Modes of a product: overwrite the target, or add to it."""
 
 
 Step = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
 
 
 class _Emitter:
-    """What tiles are made of."""
+    """Emits the instructions that tiles consist of."""
 
     def __init__(self, builder: ir.IRBuilder, lanes: int) -> None:
         self.b = builder
@@ -37,20 +38,20 @@ class _Emitter:
         return self.b.gep(base, [offset], source_etype=_I8)
 
     def read(self, pointer: ir.Value, kind: ir.Type) -> ir.Value:
-        """A value of any alignment."""
+        """Load a value of any alignment."""
         return self.b.load(pointer, align=4 if kind in (F32, I32) else 1, typ=kind)
 
     def write(self, value: ir.Value, pointer: ir.Value) -> None:
         self.b.store(value, pointer, align=4)
 
     def spread(self, value: ir.Value, kind: ir.VectorType) -> ir.Value:
-        """One value in all lanes."""
+        """Copy one value to all lanes."""
         first = self.b.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
         zeros = ir.Constant(ir.VectorType(I32, self.lanes), [I32(0)] * self.lanes)
         return self.b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
 
     def call(self, name: str, kind: ir.Type, *operands: ir.Value) -> ir.Value:
-        """An intrinsic of LLVM."""
+        """Call an intrinsic of LLVM."""
         module = self.b.module
         callee = module.globals.get(name)
         if callee is None:
@@ -62,8 +63,8 @@ class _Emitter:
         """a * b + c, rounded once."""
         return self.call(f"llvm.fma.v{self.lanes}f32", self.floats, a, b, c)
 
-    def loop(self, count: ir.Value, begin: Sequence[ir.Value], step: Step) -> list[ir.Value]:
-        """`step(i, values) -> values`, count times over values that stay in registers."""
+    def loop(self, count: ir.Value, initial: Sequence[ir.Value], step: Step) -> list[ir.Value]:
+        """Emit a loop of `count` steps (i, values) -> values; the values stay in registers."""
         before = self.b.block
         head = self.b.append_basic_block("tile")
         after = self.b.append_basic_block("sums")
@@ -71,8 +72,8 @@ class _Emitter:
         self.b.position_at_end(head)
         index = self.b.phi(I64)
         index.add_incoming(I64(0), before)
-        values = [self.b.phi(value.type) for value in begin]
-        for phi, value in zip(values, begin, strict=True):
+        values = [self.b.phi(value.type) for value in initial]
+        for phi, value in zip(values, initial, strict=True):
             phi.add_incoming(value, before)
         made = step(index, values)
         following = self.b.add(index, I64(1))
@@ -84,7 +85,7 @@ class _Emitter:
         return made
 
     def put(self, made: Sequence[tuple[ir.Value, ir.Value]], mode: ir.Value) -> None:
-        """Store pairs of value and pointer, or add the values to what is there."""
+        """Store values at their pointers, or add them to the memory there, as `mode` says."""
         adds = self.b.icmp_signed("==", mode, I64(ADD))
         with self.b.if_else(adds) as (then, other):
             with then:
@@ -96,7 +97,7 @@ class _Emitter:
 
 
 def _by_rows(build_tile: Any, most: int, operands: int) -> Any:
-    """An operation whose first operand says how many rows the tile has, 1 to `most`."""
+    """Make an operation whose first operand is the number of rows of the tile, 1 to `most`."""
 
     def build(builder: ir.IRBuilder, rows: ir.Value, *given: ir.Value) -> None:
         done = builder.append_basic_block("done")
@@ -113,8 +114,11 @@ def _by_rows(build_tile: Any, most: int, operands: int) -> Any:
 
 
 def _float_tile(vectors: int, lanes: int, most: int) -> Any:
-    """(rows, a, bytes a row, b, bytes a row, k, c, bytes a row, mode): c [rows, vectors * lanes]
-    = or += a [rows, k] times b [k, vectors * lanes], all float32."""
+    """Make a float32 product: c = a times b, or c += a times b.
+
+    Operands: rows; a [rows, k], bytes per row of a; b [k, vectors * lanes], bytes per row of b; k;
+    c [rows, vectors * lanes], bytes per row of c; mode.
+    """
 
     def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
         a, row_a, b, row_b, k, c, row_c, mode = given
@@ -144,10 +148,11 @@ def _float_tile(vectors: int, lanes: int, most: int) -> Any:
 
 
 def _byte_tile(vectors: int, most: int) -> Any:
-    """(rows, a, bytes a row, scales, corrections, b, b's scales, k / 4, c, bytes a row, mode): c
-    = or += scale of the row * scale of the column * (a's int8 times b's uint8 - 128).
+    """Make an int8 product: c = or += row scale * column scale * (a times (b - 128)).
 
-    b is [k / 4, vectors * 16, 4]; a correction is 128 times the sum of a row, in int32.
+    Operands: rows; a [rows, k] int8, bytes per row of a; row scales [rows] float32; corrections
+    [rows] int32, 128 times the sum of each row of a; b [k / 4, vectors * 16, 4] uint8; column
+    scales [vectors * 16] float32; k / 4; c [rows, vectors * 16] float32, bytes per row of c; mode.
     """
     lanes = 16
 
@@ -192,21 +197,25 @@ def _byte_tile(vectors: int, most: int) -> Any:
 
 
 LANES = machine().lanes
+"""float32 values in a vector."""
 ROWS = machine().rows
+"""Rows of a tile, at most."""
 PANEL = PANEL_VECTORS * LANES
-"""Columns of a packed panel."""
+"""Outputs of a packed panel: the columns of a tile."""
 float_panel = _float_tile(PANEL_VECTORS, LANES, ROWS)
-"""Against a panel of a weight."""
+"""Product with a panel of a float32 weight."""
 float_line = _float_tile(1, LANES, ROWS)
-"""One vector wide."""
+"""Product one vector wide."""
 SHORT = 4
-"""Lanes of the narrowest tile, for what whole vectors do not divide."""
+"""Lanes of the narrowest tile, for widths that are not a multiple of a vector."""
 float_short = _float_tile(1, SHORT, ROWS)
-"""SHORT columns wide."""
+"""Product SHORT columns wide."""
 byte_panel = (
     _byte_tile(PANEL_VECTORS, ROWS)
     if machine().byte_products
     else operation(lambda *_: None, types.void, *[types.int64] * 11)
 )
-"""Against a panel of bytes. A machine without byte products gets an empty one, which nobody calls:
-the compiler would end the process over an instruction that does not exist there."""
+"""Product with a panel of an int8 weight.
+
+On a machine without byte products it is empty and never called: LLVM would abort the process over
+an instruction that does not exist there."""

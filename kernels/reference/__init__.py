@@ -1,10 +1,13 @@
-"""Plain oracles: the formula and nothing else, one sequence and one head at a time."""
+"""The kernel set `reference`: each formula written plainly, one sequence and one head at a time.
+
+It is the oracle of the tests; no engine uses it.
+"""
 
 from kernels.interface import Kernels
 from kernels.reference.attention import attention, kv_write
 from kernels.reference.layers import PlainLinear, rms_norm, rope, silu_mul
 from kernels.reference.moe import combine, route
-from kernels.reference.sample import sample
+from kernels.reference.sample import arg_max, sample
 
 KERNELS = Kernels(
     name="reference",
@@ -14,6 +17,7 @@ KERNELS = Kernels(
     attention=attention,
     silu_mul=silu_mul,
     sample=sample,
+    arg_max=arg_max,
     pack=PlainLinear,
     route=route,
     combine=combine,

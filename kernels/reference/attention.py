@@ -1,4 +1,4 @@
-"""Paged attention by its definition: gather, score, hide the future, weigh."""
+"""Paged attention by its definition: gather, scores, softmax, weighted sum."""
 
 import math
 
@@ -9,16 +9,16 @@ from kernels.interface import AttentionGroup
 
 
 def kv_write(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
-    """Store keys and values of each row in its slot."""
+    """See kernels.interface.Kernels.kv_write."""
     block_size = cache.shape[1]
     for row, slot in enumerate(slots.tolist()):
         cache[slot // block_size, slot % block_size] = kv[row]
 
 
 def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v for each row and head; keys and values come from the cache.
+    """softmax(q k^T / sqrt(D)) v for each row and head; keys and values are read from the cache.
 
-    Causal, and cut to the window, by positions: the mask of the group is not looked at.
+    Causality and the sliding window are computed from positions; `group.mask` is ignored.
     """
     rows, heads, dim = q.shape
     kv_heads = kv.shape[1] // 2
@@ -29,9 +29,9 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
         for step in range(rows_each):
             row = index * rows_each + step
             end = start + step + 1
-            seen = history[max(0, end - group.window) if group.window else 0 : end].float()
+            visible = history[max(0, end - group.window) if group.window else 0 : end].float()
             for head in range(heads):
                 shared = head // (heads // kv_heads)
-                scores = seen[:, shared] @ q[row, head].float() / math.sqrt(dim)
-                out[row, head] = scores.softmax(-1) @ seen[:, kv_heads + shared]
+                scores = visible[:, shared] @ q[row, head].float() / math.sqrt(dim)
+                out[row, head] = scores.softmax(-1) @ visible[:, kv_heads + shared]
     return out.flatten(1)

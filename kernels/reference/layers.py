@@ -1,4 +1,4 @@
-"""Norm, rotation, activation and product as their papers write them, in float32."""
+"""Norm, rotary embedding, activation and product as in their papers, in float32."""
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale).to(x.dtype) * weight
 
 
-def rope(qk: Tensor, turns: Tensor) -> None:
+def rope(qk: Tensor, cos_sin: Tensor) -> None:
     """Rotate each pair (2i, 2i + 1) of a head by its angle, in place (Su et al. 2021, eq. 34)."""
-    cos, sin = turns[:, None, :, 0], turns[:, None, :, 1]
+    cos, sin = cos_sin[:, None, :, 0], cos_sin[:, None, :, 1]
     even, odd = qk[..., 0::2].float(), qk[..., 1::2].float()
     rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
     qk.copy_(rotated.flatten(-2))
@@ -26,7 +26,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 class PlainLinear:
-    """y = x W^T."""
+    """See kernels.interface.Linear: y = x W^T."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight

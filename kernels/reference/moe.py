@@ -1,11 +1,14 @@
-"""Routing and combination of experts as their papers write them, one row at a time."""
+"""Expert routing and combination as in their papers, one row at a time."""
 
 import torch
 from torch import Tensor
 
 
 def route(scores: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """softmax, the top_k likeliest, lowest id on ties (Shazeer et al. 2017, eq. 3 to 5)."""
+    """See kernels.interface.Kernels.route; the lowest id wins a tie.
+
+    Source: Shazeer et al. 2017, equations 3 to 5.
+    """
     weights, ids = [], []
     for row in scores.float():
         odds = row.softmax(-1)
@@ -19,5 +22,5 @@ def route(scores: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor
 
 
 def combine(outputs: Tensor, weights: Tensor) -> Tensor:
-    """Sum over the chosen experts of weight times output."""
+    """See kernels.interface.Kernels.combine."""
     return torch.einsum("tkn,tk->tn", outputs.float(), weights).to(outputs.dtype)

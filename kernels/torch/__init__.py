@@ -1,6 +1,7 @@
-"""The fast path made of torch operators: few calls a layer, no compiler at run time.
+"""The kernel set `torch`: PyTorch operators, few calls per layer, nothing compiled at run time.
 
-Written for CPUs; the same calls serve a GPU until kernels of its own are chosen.
+It is tuned for CPUs; its operators run on GPUs as well, and the Triton set uses some of them. This
+package is `kernels.torch`; `import torch` in its files is the PyTorch library.
 """
 
 from kernels.interface import Kernels
@@ -8,7 +9,7 @@ from kernels.torch.attention import attention, kv_write
 from kernels.torch.layers import rms_norm, rope, silu_mul
 from kernels.torch.linear import pack_linear
 from kernels.torch.moe import combine, route
-from kernels.torch.sample import sample
+from kernels.torch.sample import arg_max, sample
 
 KERNELS = Kernels(
     name="torch",
@@ -18,8 +19,9 @@ KERNELS = Kernels(
     attention=attention,
     silu_mul=silu_mul,
     sample=sample,
+    arg_max=arg_max,
     pack=pack_linear,
     route=route,
     combine=combine,
-    keeps_rows=True,
+    uses_kept_rows=True,
 )

@@ -1,7 +1,7 @@
-"""Paged attention through torch's scaled_dot_product_attention.
+"""Paged attention with PyTorch's scaled_dot_product_attention.
 
-Query heads that share a key head become one batch entry with several heads (prefill) or one head
-with several rows (decode), so keys and values are never copied once per query head.
+Query heads that share a key head are passed as one batch entry with several heads (prefill), or as
+one head with several rows (decode). So keys and values are not copied per query head.
 """
 
 from torch import Tensor
@@ -25,7 +25,7 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
 
 
 def _decode(q: Tensor, kv_heads: int, cache: Tensor, group: AttentionGroup) -> Tensor:
-    """One row a sequence: the query heads of a key head are the rows of one small product."""
+    """One row per sequence; the query heads of a key head are the rows of one product."""
     batch, heads, dim = q.shape
     history = _gather(cache, group.block_tables)
     rows = q.view(batch, kv_heads, heads // kv_heads, dim)
@@ -38,7 +38,7 @@ def _decode(q: Tensor, kv_heads: int, cache: Tensor, group: AttentionGroup) -> T
 def _decode_kept(
     q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, kept: KeptRows
 ) -> Tensor:
-    """The same over rows that lie side by side already; only the new ones are copied."""
+    """Decode over contiguous copies: only new rows, and rows that joined, are copied."""
     batch, heads, dim = q.shape
     store = kept.stores[cache.data_ptr()]
     kv_heads = store.shape[2]
@@ -53,7 +53,7 @@ def _decode_kept(
 
 
 def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
-    """Several rows of one sequence; without history their own keys are all there is."""
+    """Several rows of one sequence; without history their own keys and values are enough."""
     length, heads, dim = q.shape
     kv_heads = kv.shape[1] // 2
     if not group.causal:
@@ -69,7 +69,7 @@ def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Ten
 
 
 def _gather(cache: Tensor, tables: Tensor) -> Tensor:
-    """[sequences, positions, 2 G, D]: whole blocks in order."""
+    """Copy whole blocks in order: [sequences, positions, 2 G, D]."""
     batch, count = tables.shape
     block = cache.shape[1:]
     flat = cache.view(cache.shape[0], -1).index_select(0, tables.view(-1))

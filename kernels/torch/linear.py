@@ -1,7 +1,7 @@
-"""Products with a weight: in oneDNN's blocked layout where that exists, else as it came.
+"""Products with a weight in oneDNN's blocked layout, or in plain layout where oneDNN has none.
 
-Measured on 2 cores with AVX-512, float32: the blocked layout gives 2 to 3 times the products of
-`torch.mm` at 4 to 128 rows, and fewer than 4 rows run slower than 4.
+Measured on 2 cores with AVX-512 in float32: the blocked layout is 2 to 3 times as fast as
+`torch.mm` at 4 to 128 rows. A product of fewer than 4 rows takes longer than one of 4.
 """
 
 import torch
@@ -11,11 +11,11 @@ from kernels.interface import Linear
 
 MIN_ROWS = 4
 _PACK_ROWS = 32
-"""Rows that the layout is made for; others run well on it too."""
+"""Rows that oneDNN optimises the layout for; other counts run well on it too."""
 
 
 def pack_linear(weight: Tensor) -> Linear:
-    """The fastest form of a weight [out, in] on its device."""
+    """See kernels.interface.Kernels.pack: the fastest layout for the weight's device."""
     packable = weight.dtype in (torch.float32, torch.bfloat16) and weight.device.type == "cpu"
     if packable and torch._C._has_mkldnn:
         return PackedLinear(weight)
@@ -23,17 +23,17 @@ def pack_linear(weight: Tensor) -> Linear:
 
 
 class DenseLinear:
-    """A weight as it came."""
+    """See kernels.interface.Linear; the weight stays in plain layout."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.contiguous()
-        self._turned = self._weight.T
+        self._transposed = self._weight.T
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.mm(x, self._turned)
+        return torch.mm(x, self._transposed)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual.addmm_(x, self._turned)
+        residual.addmm_(x, self._transposed)
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +41,7 @@ class DenseLinear:
 
 
 class PackedLinear:
-    """A weight in oneDNN's blocked layout."""
+    """See kernels.interface.Linear; the weight is in oneDNN's blocked layout."""
 
     def __init__(self, weight: Tensor) -> None:
         self.nbytes = weight.nbytes
@@ -51,7 +51,7 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         if rows < MIN_ROWS:
-            # Rows again, not zeros: torch's pad costs several calls more.
+            # Padding repeats rows: padding with zeros would take several more operator calls.
             return self._product(x.repeat(-(-MIN_ROWS // max(rows, 1)), 1))[:rows]
         return self._product(x)
 

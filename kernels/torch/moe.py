@@ -1,4 +1,4 @@
-"""Choosing experts and adding their answers up: per row, whatever other rows there are."""
+"""Expert routing and combination; the result of a row does not depend on other rows."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ def route(scores: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor
     """See kernels.interface.Kernels.route."""
     weights, ids = scores.float().softmax(-1).topk(top_k, dim=-1)
     if renormalise:
-        # Column by column: a row's sum must not depend on how many rows are summed at a time.
+        # Column by column: the order of a row's sum must not depend on the number of rows.
         total = weights[:, 0].clone()
         for column in range(1, top_k):
             total.add_(weights[:, column])
@@ -17,7 +17,8 @@ def route(scores: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor
 
 def combine(outputs: Tensor, weights: Tensor) -> Tensor:
     """See kernels.interface.Kernels.combine."""
-    # Product and sum are two calls: fused, the vector units would round once, their rest twice.
+    # Two calls, not a fused multiply-add: vector code would round once, the scalar code for the
+    # remaining elements twice.
     total = outputs[:, 0].float() * weights[:, :1]
     for column in range(1, outputs.shape[1]):
         total.add_(outputs[:, column].float() * weights[:, column : column + 1])

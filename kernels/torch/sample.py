@@ -1,4 +1,4 @@
-"""Gumbel-max over noise that is a hash of (row key, token id): 32-bit integers, then two logs."""
+"""Gumbel-max sampling; the noise is a 32-bit hash of (row key, token id), then two logarithms."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ _BELOW_ONE = 1 - 2**-24
 def sample(scores: Tensor, keys: Tensor) -> Tensor:
     """See kernels.interface.Kernels.sample.
 
-    Row by row: the noise takes 20 passes, and those of one row stay in a core's cache. At 8 rows
-    of 49,152 that is 10 times faster than all together.
+    Rows are drawn one at a time: the noise takes 20 passes, and one row fits into a core's cache.
+    For 8 rows of 49,152 scores this is 10 times as fast as all rows at once.
     """
     count = scores.shape[1]
     drawn = [
@@ -23,20 +23,21 @@ def sample(scores: Tensor, keys: Tensor) -> Tensor:
 
 
 def arg_max(scores: Tensor) -> Tensor:
-    """[rows] int64 of scores [rows, V]: the lowest id of the highest score, or of a NaN.
-
-    numpy's takes a tenth of the time of torch's on a CPU.
-    """
+    """See kernels.interface.Kernels.arg_max. On a CPU numpy takes a tenth of PyTorch's time."""
     if scores.device.type != "cpu":
         return scores.argmax(-1)
     return torch.from_numpy(scores.numpy().argmax(-1))
 
 
 def gumbel(keys: Tensor, count: int) -> Tensor:
-    """[rows, count] float32: -log(-log(1 - v)) with v in (0, 1), fine-grained near 0.
+    """Gumbel noise -log(-log(1 - v)) with v in (0, 1), fine-grained near 0.
 
     Args:
         keys: [rows, 2] int32.
+        count: token ids, from 0 on.
+
+    Returns:
+        [rows, count] float32.
     """
     words = torch.arange(count, dtype=torch.int32, device=keys.device).mul_(_GOLDEN)
     words = _mix(words + keys[:, :1])

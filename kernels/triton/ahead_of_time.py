@@ -1,7 +1,8 @@
-"""Compile every kernel for a GPU that is not here: `python -m kernels.triton.ahead_of_time`.
+"""Compiles every Triton kernel for a GPU that this machine need not have.
 
-Proves that the kernels compile for the card they are meant for, on any machine, and prints the size
-of each cubin. The shapes are those of the 135M model; a kernel specialises on such constants.
+Run as `python -m kernels.triton.ahead_of_time`. It proves that the kernels compile for the target,
+and prints the size of each cubin. A kernel is specialised on its shapes; those of SmolLM2-135M are
+used.
 """
 
 import argparse
@@ -20,7 +21,7 @@ class Variant(NamedTuple):
 
 
 def variants(element: str) -> list[Variant]:
-    """All kernels for one element type ("fp32", "bf16", "fp16")."""
+    """All kernels for one element type: "fp32", "bf16" or "fp16"."""
     from kernels.triton import kv_write, paged_attention, rms_norm, rope, sample, silu_mul
 
     x, f, i = f"*{element}", "*fp32", "i32"
@@ -35,7 +36,7 @@ def variants(element: str) -> list[Variant]:
         Variant(
             "rope",
             rope.rope_kernel,
-            {"qk": x, "turns": f, "row_stride": i, "head_stride": i},
+            {"qk": x, "cos_sin": f, "row_stride": i, "head_stride": i},
             {"HEADS": 12, "HALF": 32, "HEAD_TILE": 16, "HALF_TILE": 32},
         ),
         Variant(
@@ -58,9 +59,9 @@ def variants(element: str) -> list[Variant]:
             attention | {"SPLIT": paged_attention.SPLIT, "TILE": paged_attention.TILE},
         ),
         Variant(
-            "join_splits",
-            paged_attention.join_splits_kernel,
-            {"out": f, "peak": f, "total": f, "lengths": "*i32", "joined": x, "num_splits": i},
+            "combine_splits",
+            paged_attention.combine_splits_kernel,
+            {"out": f, "peak": f, "total": f, "lengths": "*i32", "combined": x, "num_splits": i},
             {"HEADS": 9, "DIM": 64, "DIM_TILE": 64, "SPLIT": paged_attention.SPLIT},
         ),
         Variant(
@@ -80,11 +81,14 @@ def variants(element: str) -> list[Variant]:
 
 
 def compile_for(capability: int, element: str) -> dict[str, int]:
-    """Compile all kernels; returns bytes of machine code by kernel.
+    """Compile all kernels.
 
     Args:
         capability: 80, 90, 100: compute capability times ten.
         element: "fp32", "bf16" or "fp16".
+
+    Returns:
+        Bytes of machine code, by kernel.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -100,13 +104,16 @@ def compile_for(capability: int, element: str) -> dict[str, int]:
 
 
 def main() -> int:
-    """Print a line per kernel."""
+    """Print name, target, element type and size of each kernel."""
     parser = argparse.ArgumentParser(prog="kernels.triton.ahead_of_time", description=__doc__)
     parser.add_argument("--target", default="sm_90", help="sm_80, sm_90 or sm_100")
     parser.add_argument("--element", default="bf16", choices=("fp32", "bf16", "fp16"))
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") == "1":
-        print("TRITON_INTERPRET=1 is set: the interpreter compiles nothing", file=sys.stderr)
+        print(
+            "TRITON_INTERPRET=1 is set, so nothing would be compiled: unset it and run again",
+            file=sys.stderr,
+        )
         return 2
     for name, size in compile_for(int(args.target.removeprefix("sm_")), args.element).items():
         print(f"{name:<14} {args.target} {args.element} {size:>8} bytes")

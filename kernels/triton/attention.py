@@ -1,4 +1,4 @@
-"""Attention of one group: paged decode in Triton, prefill through torch."""
+"""Attention of one group: decodes run the paged Triton kernel, prefills PyTorch's attention."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
         return TORCH.attention(q, kv, cache, group)
     longest = max(group.starts) + 1
     if group.window and longest > group.window:
-        # The kernel reads a whole history: torch's attention takes the window from the mask.
+        # The kernel reads the whole history; PyTorch's attention applies the window by the mask.
         return TORCH.attention(q, kv, cache, group)
     return paged_decode_attention(
         q.contiguous(), cache, group.block_tables, group.lengths, max_length=longest

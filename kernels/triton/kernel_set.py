@@ -1,7 +1,7 @@
-"""The set for CUDA devices.
+"""The kernel set `triton`, for CUDA devices.
 
-Prefill attention, dense products and the routing of experts are torch's own (cuBLAS, flash
-attention); what a decode round does around them is in the files beside this one.
+Prefill attention, dense products, the arg-max and expert routing are PyTorch's (cuBLAS, flash
+attention). The other operations of a decode round are Triton kernels, one per file beside this one.
 """
 
 from kernels.interface import Kernels
@@ -21,6 +21,7 @@ KERNELS = Kernels(
     attention=attention,
     silu_mul=silu_mul,
     sample=sample,
+    arg_max=TORCH.arg_max,
     pack=TORCH.pack,
     route=TORCH.route,
     combine=TORCH.combine,

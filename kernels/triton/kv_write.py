@@ -1,4 +1,4 @@
-"""Scatter of one round's keys and values into their slots."""
+"""Stores the keys and values of one round in their slots."""
 
 import triton
 import triton.language as tl
@@ -24,7 +24,8 @@ def kv_write(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
     rows, heads, dim = kv.shape
     if cache.shape[2:] != kv.shape[1:] or not cache.is_contiguous() or kv.stride(2) != 1:
         raise ValueError(
-            f"kv_write: cache {tuple(cache.shape)} and kv {tuple(kv.shape)} do not fit"
+            f"kv_write: cache {tuple(cache.shape)} must be contiguous and kv {tuple(kv.shape)} "
+            f"[T, 2 G, D] with the cache's last two sizes and adjacent elements"
         )
     if rows:
         kv_write_kernel[(rows,)](

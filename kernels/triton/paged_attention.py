@@ -1,7 +1,7 @@
 """Decode attention over paged keys and values (split-KV, online softmax; Dao et al. 2023).
 
-A sequence's positions are cut into splits of a fixed number of positions, whatever the batch, so
-that the order of every sum depends on the sequence alone. A second kernel joins the splits.
+A sequence's positions are cut into splits of SPLIT positions, regardless of the batch, so the order
+of every sum depends on the sequence alone. A second kernel combines the splits.
 """
 
 import math
@@ -14,8 +14,8 @@ from torch import Tensor
 SPLIT = 512
 """Positions of one split."""
 TILE = 32
-"""Positions of one step within a split."""
-_MIN_ROWS = 16  # the least that a matrix product of the hardware takes
+"""Positions of one step in a split."""
+_MIN_ROWS = 16  # smallest matrix product of the tensor cores
 
 
 @triton.jit
@@ -66,8 +66,8 @@ def attend_split_kernel(
 
 
 @triton.jit
-def join_splits_kernel(
-    out, peak, total, lengths, joined, num_splits,
+def combine_splits_kernel(
+    out, peak, total, lengths, combined, num_splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     seq = tl.program_id(0).to(tl.int64)
@@ -85,33 +85,39 @@ def join_splits_kernel(
         shrink = tl.exp(tl.load(peak + part) - best)
         weight += shrink * tl.load(total + part)
         acc += shrink * tl.load(out + part * DIM + at, mask=inside, other=0.0)
-    tl.store(joined + row * DIM + at, (acc / weight).to(joined.dtype.element_ty), mask=inside)
+    tl.store(combined + row * DIM + at, (acc / weight).to(combined.dtype.element_ty), mask=inside)
 
 
 def paged_decode_attention(
     q: Tensor, cache: Tensor, block_tables: Tensor, lengths: Tensor, *, max_length: int
 ) -> Tensor:
-    """One query row a sequence over its cached positions.
+    """Attention of one query row per sequence over its cached positions.
 
     Args:
         q: [sequences, heads, dim], contiguous.
         cache: [blocks, block, 2 * kv_heads, dim]: keys, then values, of each position.
         block_tables: [sequences, blocks] int64, contiguous.
-        lengths: [sequences] int32 on the same device: positions to attend to, at least 1.
-        max_length: the largest of them, known to the host; it sets the number of splits.
+        lengths: [sequences] int32 on the same device: positions to attend to, at least 1 each.
+        max_length: the largest length, known on the host; it sets the number of splits.
 
     Returns:
         [sequences, heads * dim].
+
+    Raises:
+        ValueError: a tensor is not contiguous, or q and cache do not fit together.
     """
     sequences, heads, dim = q.shape
     block, kv_heads = cache.shape[1], cache.shape[2] // 2
     if not (q.is_contiguous() and cache.is_contiguous() and block_tables.is_contiguous()):
         raise ValueError("paged attention: q, cache and block_tables must be contiguous")
     if heads % kv_heads or cache.shape[3] != dim:
-        raise ValueError(f"paged attention: q {tuple(q.shape)}, cache {tuple(cache.shape)}")
-    joined = torch.empty(sequences, heads * dim, dtype=q.dtype, device=q.device)
+        raise ValueError(
+            f"paged attention: q {tuple(q.shape)} does not fit cache {tuple(cache.shape)}: query "
+            "heads must be a multiple of key heads, and head sizes equal"
+        )
+    combined = torch.empty(sequences, heads * dim, dtype=q.dtype, device=q.device)
     if not sequences:
-        return joined
+        return combined
     group = heads // kv_heads
     splits = triton.cdiv(max_length, SPLIT)
     out = torch.empty(sequences, heads, splits, dim, dtype=torch.float32, device=q.device)
@@ -124,8 +130,8 @@ def paged_decode_attention(
         ROWS=max(_MIN_ROWS, triton.next_power_of_2(group)), DIM_TILE=dim_tile,
         SPLIT=SPLIT, TILE=TILE, num_warps=4, num_stages=3,
     )  # fmt: skip
-    join_splits_kernel[(sequences, heads)](
-        out, peak, total, lengths, joined, splits, HEADS=heads, DIM=dim, DIM_TILE=dim_tile,
+    combine_splits_kernel[(sequences, heads)](
+        out, peak, total, lengths, combined, splits, HEADS=heads, DIM=dim, DIM_TILE=dim_tile,
         SPLIT=SPLIT, num_warps=2,
     )  # fmt: skip
-    return joined
+    return combined

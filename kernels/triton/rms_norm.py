@@ -1,4 +1,4 @@
-"""RMS norm in Triton: one program a row, the sum in float32 over one fixed tile."""
+"""RMS norm in Triton: one program per row; the sum runs in float32 over one fixed tile."""
 
 import torch
 import triton
@@ -17,7 +17,7 @@ def rms_norm_kernel(
     wide = raw.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     gain = tl.load(weight + at, mask=inside, other=0.0)
-    # Rounded to the format of x before the gain, as Hugging Face's Llama does.
+    # Rounded to the format of x before the multiplication by the weight, as in transformers.
     normed = (wide * scale).to(raw.dtype).to(tl.float32) * gain.to(tl.float32)
     tl.store(out + row * out_stride + at, normed.to(raw.dtype), mask=inside)
 
@@ -26,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See kernels.interface.Kernels.rms_norm; the norm is over x's last axis."""
     if weight.shape != x.shape[-1:]:
         raise ValueError(
-            f"rms_norm: x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit"
+            f"rms_norm: weight {tuple(weight.shape)} must have the last size of x {tuple(x.shape)}"
         )
     size = x.shape[-1]
     flat = x.reshape(-1, size)

@@ -1,7 +1,7 @@
-"""The stateless draw: arg-max of score plus Gumbel noise, the noise a hash of row key and token id.
+"""Stateless sampling: arg-max of score plus Gumbel noise, a hash of row key and token id.
 
-Each program finds the best of one tile of one row; a second kernel takes the best tile. Lowest id
-on ties in both, so the result does not depend on the order in which tiles finish.
+One kernel finds the best token of each tile of a row, a second one the best tile. The lowest id
+wins a tie in both, so the result does not depend on the order in which tiles finish.
 """
 
 import torch
@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 1024
+"""Token ids of one tile."""
 _BELOW_ONE = tl.constexpr(1 - 2**-24)
 
 
@@ -62,7 +63,10 @@ def sample(scores: Tensor, keys: Tensor) -> Tensor:
     """See kernels.interface.Kernels.sample; keys is contiguous."""
     rows, size = scores.shape
     if scores.stride(1) != 1 or keys.shape != (rows, 2) or not keys.is_contiguous():
-        raise ValueError(f"sample: scores {tuple(scores.shape)}, keys {tuple(keys.shape)}")
+        raise ValueError(
+            f"sample: for scores {tuple(scores.shape)} with adjacent elements, keys must be "
+            f"contiguous {(rows, 2)}, got {tuple(keys.shape)}"
+        )
     out = torch.empty(rows, dtype=torch.int64, device=scores.device)
     if rows:
         tiles = triton.cdiv(size, TILE)

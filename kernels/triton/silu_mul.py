@@ -1,4 +1,4 @@
-"""Gated activation: silu(gate) * up."""
+"""Gated activation in Triton: silu(gate) * up."""
 
 import torch
 import triton
@@ -23,7 +23,7 @@ def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, TILE: tl.constexpr):
 def silu_mul(gate_up: Tensor) -> Tensor:
     """See kernels.interface.Kernels.silu_mul; gate_up [rows, 2 * size], contiguous."""
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or not gate_up.is_contiguous():
-        raise ValueError(f"silu_mul: needs contiguous [rows, 2 * size], got {tuple(gate_up.shape)}")
+        raise ValueError(f"silu_mul: expected contiguous [T, 2 F], got {tuple(gate_up.shape)}")
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:

@@ -31,11 +31,11 @@ def test_layers(sets, dtype):
     gate_up = torch.randn(33, 3072, device="cuda", dtype=dtype)
     close(triton.silu_mul(gate_up), reference.silu_mul(gate_up.clone()))
     angles = torch.randn(33, 32, device="cuda")
-    turns = torch.stack((angles.cos(), angles.sin()), -1)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), -1)
     qk = torch.randn(33, 12, 64, device="cuda", dtype=dtype)
     expected = qk.clone()
-    reference.rope(expected, turns)
-    triton.rope(qk, turns)
+    reference.rope(expected, cos_sin)
+    triton.rope(qk, cos_sin)
     close(qk, expected)
 
 

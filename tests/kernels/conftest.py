@@ -1,4 +1,4 @@
-"""The sets that are held against the plain oracles."""
+"""Kernel sets to compare with the reference set."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from kernels import dispatch
 from kernels.compiled.machine import usable
 from kernels.interface import Kernels
 
-collect_ignore = [] if usable() else ["test_jit.py"]  # it imports what is compiled
+collect_ignore = [] if usable() else ["test_jit.py", "test_jit_job.py"]  # they import numba
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def reference() -> Kernels:
 
 @pytest.fixture(params=[name for name in dispatch.SETS if name.startswith("torch")])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """Each set of torch operators."""
+    """Each set of PyTorch operators."""
     return dispatch.load(request.param)
 
 

@@ -67,8 +67,8 @@ def test_zeros_stay_zeros_and_what_is_not_finite_is_not_hidden() -> None:
 
 def test_rows_are_rounded_to_the_nearest_level() -> None:
     x = torch.tensor([[127.0, 0.4, 0.6, -0.4, -0.6, -127.0]])
-    levels, scales = linear.quantise_rows(x)
-    assert (levels.int() - 128).tolist() == [[127, 0, 1, 0, -1, -127]]
+    quantized, scales = linear.quantize_rows(x)
+    assert (quantized.int() - 128).tolist() == [[127, 0, 1, 0, -1, -127]]
     assert scales.tolist() == [[1.0]]
 
 

@@ -1,4 +1,4 @@
-"""Rounds that run as one compiled job, against plain float64; and who takes part in them."""
+"""Rounds that run as one compiled job, compared with float64; and which threads run them."""
 
 import gc
 import os
@@ -10,22 +10,24 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, silu
+from torch.nn.functional import silu
 
 from kernels import dispatch
 from kernels.compiled import machine as jit_machine
 from kernels.compiled.machine import PANEL_VECTORS, machine
-from kernels.compiled.packing import pack_bytes, pack_floats
-from kernels.compiled.program import LayerWeights, Program, Shape
+from kernels.compiled.packing import pack_floats, pack_int8
+from kernels.compiled.program import Program
 from kernels.compiled.tiles import PANEL
-from kernels.interface import Spans
+from kernels.whole_rounds import DecoderShape, LayerWeights, Spans
 
-SMALL = Shape(hidden=40, heads=6, kv_heads=2, dim=12, middle=70, vocabulary=100, eps=1e-5, block=8)
-LARGE = Shape(
-    hidden=96, heads=4, kv_heads=4, dim=32, middle=130, vocabulary=257, eps=1e-6, block=32
+SMALL = DecoderShape(
+    hidden=40, heads=6, kv_heads=2, dim=12, intermediate=70, vocabulary=100, eps=1e-5, block=8
 )
-ONE_HEAD = Shape(
-    hidden=64, heads=8, kv_heads=1, dim=16, middle=64, vocabulary=64, eps=1e-5, block=16
+LARGE = DecoderShape(
+    hidden=96, heads=4, kv_heads=4, dim=32, intermediate=130, vocabulary=257, eps=1e-6, block=32
+)
+ONE_HEAD = DecoderShape(
+    hidden=64, heads=8, kv_heads=1, dim=16, intermediate=64, vocabulary=64, eps=1e-5, block=16
 )
 
 
@@ -44,20 +46,20 @@ class Dense:
     window: int
 
 
-def _dense(shape: Shape, draw: torch.Generator, window: int, extras: bool) -> Dense:
+def _dense(shape: DecoderShape, draw: torch.Generator, window: int, extras: bool) -> Dense:
     def some(*sizes: int) -> Tensor:
         return torch.randn(sizes, generator=draw) / sizes[-1] ** 0.5
 
     joined = (shape.heads + 2 * shape.kv_heads) * shape.dim
     queries = shape.heads * shape.dim
-    sizes = (joined, shape.hidden, 2 * shape.middle, shape.hidden)
+    sizes = (joined, shape.hidden, 2 * shape.intermediate, shape.hidden)
     return Dense(
         norm=1 + some(shape.hidden),
         qkv=some(joined, shape.hidden),
         output=some(shape.hidden, queries),
         norm_2=1 + some(shape.hidden),
-        gate_up=some(2 * shape.middle, shape.hidden),
-        down=some(shape.hidden, shape.middle),
+        gate_up=some(2 * shape.intermediate, shape.hidden),
+        down=some(shape.hidden, shape.intermediate),
         biases=tuple(some(size) for size in sizes) if extras else (),
         head_norms=(1 + some(shape.dim), 1 + some(shape.dim)) if extras else (),
         window=window,
@@ -65,7 +67,7 @@ def _dense(shape: Shape, draw: torch.Generator, window: int, extras: bool) -> De
 
 
 def _packed(layer: Dense, pack=pack_floats) -> LayerWeights:
-    biases = [pad(bias, (0, -len(bias) % PANEL)) for bias in layer.biases] or [None] * 4
+    biases = list(layer.biases) or [None] * 4
     q_norm, k_norm = layer.head_norms or (None, None)
     return LayerWeights(
         norm=layer.norm,
@@ -87,7 +89,7 @@ def _packed(layer: Dense, pack=pack_floats) -> LayerWeights:
 class Model:
     """Two layers, as a program and as plain arithmetic."""
 
-    def __init__(self, shape: Shape, *, window: int = 0, extras: bool = False) -> None:
+    def __init__(self, shape: DecoderShape, *, window: int = 0, extras: bool = False) -> None:
         draw = torch.Generator().manual_seed(7)
         self.shape = shape
         self.layers = [_dense(shape, draw, width, extras) for width in (window, 0)]
@@ -105,7 +107,7 @@ class Model:
         size = (blocks, shape.block, 2 * shape.kv_heads, shape.dim)
         return [torch.zeros(size) for _ in self.layers]
 
-    def turns(self, positions: list[int]) -> Tensor:
+    def cos_sin(self, positions: list[int]) -> Tensor:
         angles = self.angles[positions]
         return torch.stack((angles.cos(), angles.sin()), dim=-1)
 
@@ -129,10 +131,10 @@ class Model:
                 _rms(part, weight, shape.eps)
                 for part, weight in zip((q, k), layer.head_norms, strict=True)
             )
-        turns = torch.view_as_complex(self.turns(list(range(length))).double()).unsqueeze(1)
+        cos_sin = torch.view_as_complex(self.cos_sin(list(range(length))).double()).unsqueeze(1)
         q, k = (
             torch.view_as_real(
-                torch.view_as_complex(part.reshape(length, -1, shape.dim // 2, 2)) * turns
+                torch.view_as_complex(part.reshape(length, -1, shape.dim // 2, 2)) * cos_sin
             ).flatten(2)
             for part in (q, k)
         )
@@ -185,7 +187,7 @@ class Rounds:
         tables = [self.tables[seq] + [0] * (width - len(self.tables[seq])) for seq, _, _ in parts]
         hidden = self.program.forward(
             torch.cat(rows),
-            self.model.turns(positions),
+            self.model.cos_sin(positions),
             torch.tensor(slots),
             Spans(torch.tensor(seqs), torch.tensor(tables)),
             self.caches,
@@ -208,7 +210,7 @@ def _whole(rounds: Rounds) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_round_is_what_plain_arithmetic_says(name: str) -> None:
+def test_a_round_matches_plain_arithmetic(name: str) -> None:
     model = CASES[name]
     rounds = Rounds(model, model.program(), LENGTHS)
     for seq, got in enumerate(_whole(rounds)):
@@ -216,10 +218,10 @@ def test_a_round_is_what_plain_arithmetic_says(name: str) -> None:
         torch.testing.assert_close(got, want, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("pack", [pack_floats, pack_bytes])
+@pytest.mark.parametrize("pack", [pack_floats, pack_int8])
 @pytest.mark.parametrize("name", CASES)
-def test_company_chunks_and_threads_change_no_bit(name: str, pack) -> None:
-    if pack is pack_bytes and not machine().byte_products:
+def test_batch_chunks_and_threads_change_no_bit(name: str, pack) -> None:
+    if pack is pack_int8 and not machine().byte_products:
         pytest.skip("this CPU has no byte products")
     model = CASES[name]
     want = _whole(Rounds(model, model.program(1, pack), LENGTHS))
@@ -246,13 +248,13 @@ def test_bytes_stay_near_floats(name: str) -> None:
         pytest.skip("this CPU has no byte products")
     model = CASES[name]
     floats = _whole(Rounds(model, model.program(), LENGTHS))
-    byted = _whole(Rounds(model, model.program(1, pack_bytes), LENGTHS))
+    byted = _whole(Rounds(model, model.program(1, pack_int8), LENGTHS))
     for want, got in zip(floats, byted, strict=True):
         assert not torch.equal(want, got)
         assert (want - got).std() < 0.05 * want.std()
 
 
-def test_what_is_not_a_number_stays_in_its_sequence() -> None:
+def test_nan_stays_in_its_sequence() -> None:
     model = CASES["small"]
     clean = _whole(Rounds(model, model.program(), LENGTHS))
     rounds = Rounds(model, model.program(), LENGTHS)
@@ -300,20 +302,23 @@ def test_threads_end_with_their_program() -> None:
     assert helpers() <= before
 
 
-def test_no_rows_are_no_work() -> None:
+def test_a_round_without_rows_does_nothing() -> None:
     model = CASES["small"]
     logits = model.program().logits(torch.zeros(0, SMALL.hidden))
     assert logits.shape == (0, SMALL.vocabulary)
 
 
 @pytest.mark.verify
-def test_a_processor_with_shorter_vectors_serves_too() -> None:
+def test_a_processor_with_shorter_vectors_is_served() -> None:
     """This file again, compiled as for a Haswell: 8 lanes, 16 registers, no byte products."""
-    told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"}
+    features = {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not verify", __file__]
     done = subprocess.run(
-        [*command, "-k", "plain or company or number or processor_told"],
-        env=os.environ | told,
+        [*command, "-k", "plain or batch_chunks or nan or configured"],
+        env=os.environ | features,
         capture_output=True,
         text=True,
         check=False,
@@ -322,7 +327,7 @@ def test_a_processor_with_shorter_vectors_serves_too() -> None:
     assert "passed" in done.stdout
 
 
-def test_a_processor_told_by_name_is_believed() -> None:
+def test_configured_processor_features_are_used() -> None:
     if "NUMBA_CPU_FEATURES" in os.environ:
         assert (machine().lanes, machine().byte_products) == (8, False)
     columns = PANEL_VECTORS * machine().lanes
@@ -334,19 +339,21 @@ def test_a_processor_told_by_name_is_believed() -> None:
     [
         ("cpu", "float32", (64, 32), "jit"),
         ("cpu", "float32", (8, 4), "jit"),
-        ("cpu", "float32", (8, 1), ""),
-        ("cpu", "float32", (10, 16), ""),
-        ("cpu", "bfloat16", (64, 32), ""),
-        ("cuda", "float32", (64, 32), ""),
+        ("cpu", "float32", (8, 1), None),
+        ("cpu", "float32", (10, 16), None),
+        ("cpu", "bfloat16", (64, 32), None),
+        ("cuda", "float32", (64, 32), None),
     ],
 )
-def test_which_rounds_are_compiled(device: str, dtype: str, sizes: tuple, found: str) -> None:
+def test_which_rounds_are_compiled(
+    device: str, dtype: str, sizes: tuple, found: str | None
+) -> None:
     assert dispatch.compiled_set(device, dtype, sizes) == found
 
 
-def test_a_machine_without_byte_products_is_left_to_torch(monkeypatch) -> None:
+def test_a_machine_without_byte_products_uses_torch(monkeypatch) -> None:
     plain = replace(machine(), byte_products=False)
     monkeypatch.setattr(jit_machine, "machine", lambda: plain)
-    assert dispatch.compiled_set("cpu", "int8", (64, 32)) == ""
+    assert dispatch.compiled_set("cpu", "int8", (64, 32)) is None
     monkeypatch.setattr(jit_machine, "usable", lambda: False)
-    assert dispatch.compiled_set("cpu", "float32", (64, 32)) == ""
+    assert dispatch.compiled_set("cpu", "float32", (64, 32)) is None

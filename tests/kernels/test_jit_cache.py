@@ -1,4 +1,4 @@
-"""Machine code is kept where nobody else can put any, and a cache that fails stops no engine."""
+"""Code is cached where no other user can write, and a broken cache stops no engine."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def refuse() -> Path:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(cache, "_beside", refuse)
+    monkeypatch.setattr(cache, "_beside_sources", refuse)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -40,14 +40,14 @@ def test_without_a_home_a_temporary_folder_of_this_user_alone(
     own = places / "tmp" / f"inferfleet-{os.getuid()}"
     assert Path(cache.folder()).parent == own
     own.chmod(0o777)
-    assert cache.folder() == ""
+    assert cache.folder() is None
     own.chmod(0o700)
     own.rename(places / "elsewhere")
     own.symlink_to(places / "elsewhere")
-    assert cache.folder() == ""
+    assert cache.folder() is None
     monkeypatch.setattr("tempfile.tempdir", str(places / "nowhere" / "file"))
     (places / "nowhere").write_text("no folder")
-    assert cache.folder() == ""
+    assert cache.folder() is None
 
 
 def test_a_cache_that_others_can_write_to_is_not_the_user_s(places: Path) -> None:
@@ -86,4 +86,4 @@ def test_a_fault_of_the_kernel_itself_is_said() -> None:
         raise TypeError(f"a mistake, cache {keep}")
 
     with pytest.raises(TypeError, match="cache False"):
-        cache.with_cache("", make)
+        cache.with_cache(None, make)

@@ -1,7 +1,7 @@
-"""W8A8: products of int8 weights and activations, everything else as in `kernels.torch`.
+"""The kernel set `torch-int8`: products of int8 weights and int8 activations (W8A8).
 
-Weights have a scale per output channel, activations one per row, found as they come. Norms,
-attention, activations and the residual stay in float32.
+Weights have a scale per output channel. Activations have a scale per row, computed at run time.
+Norms, attention, activations and the residual stay in float32, as in the set `torch`.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""oneDNN's uint8 x int8 product, by its torch operators."""
+"""oneDNN's uint8 x int8 product, through its PyTorch operators."""
 
 import torch
 from torch import Tensor
@@ -6,20 +6,23 @@ from torch import Tensor
 ZERO_POINT = 128
 
 
-def prepack(levels: Tensor) -> Tensor:
-    """int8 [out, in] in oneDNN's blocked layout."""
-    packed: Tensor = torch.ops.onednn.qlinear_prepack(levels, None)
+def prepack(weight: Tensor) -> Tensor:
+    """Convert an int8 weight [out, in] to oneDNN's blocked layout."""
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(weight, None)
     return packed
 
 
 def integer_product(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """float32 [rows, out]: (x - ZERO_POINT) times the weight, summed as integers, times `scales`.
+    """(x - ZERO_POINT) times the transposed weight, summed as integers, times `scales`.
 
     Args:
         x: uint8 [rows, in].
-        packed: of `prepack`.
+        packed: what `prepack` returned for a weight [out, in].
         scales: float32 [out].
         zeros: int32 [out], all 0: the weight's zero points.
+
+    Returns:
+        float32 [rows, out].
     """
     out: Tensor = torch.ops.onednn.qlinear_pointwise(
         x,

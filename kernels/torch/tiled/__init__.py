@@ -1,15 +1,16 @@
-"""Torch operators in fixed shapes: a row's result does not depend on any other row.
+"""The kernel set `torch-tiled`: a row's result is bit-identical whatever else is in the batch.
 
-Torch's products, reductions and exponentials change bits with the number of rows. Here every
-product has ROWS rows, every exponential fills whole vectors, and attention adds tiles of KEYS
-positions in order, whatever was batched, chunked or cached. Float32 on a CPU only.
+The results of PyTorch's products, reductions and exponentials depend, in their last bits, on the
+number of rows. Here every product has ROWS rows, every exponential fills whole vectors, and
+attention adds tiles of KEYS positions in a fixed order, regardless of batching, chunking and
+caching. Float32 on a CPU only.
 """
 
 from kernels.interface import Kernels
 from kernels.reference.layers import rope
 from kernels.torch.attention import kv_write
 from kernels.torch.moe import combine, route
-from kernels.torch.sample import sample
+from kernels.torch.sample import arg_max, sample
 from kernels.torch.tiled.attention import attention
 from kernels.torch.tiled.layers import TiledLinear, rms_norm, silu_mul
 
@@ -21,6 +22,7 @@ KERNELS = Kernels(
     attention=attention,
     silu_mul=silu_mul,
     sample=sample,
+    arg_max=arg_max,
     pack=TiledLinear,
     route=route,
     combine=combine,

@@ -1,8 +1,8 @@
 """Paged attention over tiles aligned to absolute positions.
 
-A query at position p always sits in row p mod Q of its tile and meets the keys 0 .. p in tiles of
-KEYS, added in order. Two passes: the maximum of all scores is exact in any order, so no running
-rescale (whose exponentials would depend on the row's place) is needed.
+A query at position p is always row p mod Q of its tile, and attends to the keys 0 .. p in tiles of
+KEYS, added in order. There are two passes: the maximum of all scores is exact in any order, so the
+sums need no running rescale, whose exponentials would depend on the row's place in the batch.
 """
 
 import math
@@ -12,14 +12,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.interface import AttentionGroup
+from kernels.torch.tiled.layers import SERIAL
 
 KEYS = 128
-_SERIAL = 32768
+"""Positions of a tile of keys."""
 _MAX_QUERIES = 16
+"""Positions of a tile of queries, at most."""
 
 
 def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
-    """See kernels.interface.Kernels.attention; reads all keys and values from the cache."""
+    """See kernels.interface.Kernels.attention; all keys and values are read from the cache."""
     rows, heads, dim = q.shape
     each = rows // len(group.starts)
     out = torch.empty(rows, heads, dim, dtype=q.dtype)
@@ -31,7 +33,7 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
 
 
 def _history(cache: Tensor, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [tiles, G, KEYS, D]; positions past the length are rubbish to be hidden."""
+    """Keys and values, each [tiles, G, KEYS, D]; positions from `length` on must be masked."""
     block_size, kv_rows, dim = cache.shape[1:]
     tiles = -(-length // KEYS)
     blocks = -(-tiles * KEYS // block_size)
@@ -53,7 +55,7 @@ def _sequence(
         low, high = max(first, start), min(first + size, end)
         tile = q.new_zeros(size, heads, dim)
         tile[low - first : high - first] = q[low - start : high - start]
-        # [G, heads of a group * size, D]: all rows that meet the same keys.
+        # [G, heads of a group * size, D]: all rows that attend to the same keys.
         rows = tile.view(size, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
         done = _tile(rows, keys, values, first, size, window)
         done = done.view(kv_heads, -1, size, dim).permute(2, 0, 1, 3).reshape(size, heads, dim)
@@ -61,9 +63,9 @@ def _sequence(
 
 
 def _queries(heads: int) -> int:
-    """Rows of a tile: a power of two, so small that no call is split among threads."""
+    """Positions of a query tile: a power of two, so small that PyTorch splits no call."""
     size = _MAX_QUERIES
-    while size > 1 and size * heads * KEYS > _SERIAL:
+    while size > 1 and size * heads * KEYS > SERIAL:
         size //= 2
     return size
 
@@ -76,7 +78,7 @@ def _tile(rows: Tensor, keys: Tensor, values: Tensor, first: int, size: int, win
     scores = [torch.bmm(rows, keys[index].transpose(1, 2)).mul_(scale) for index in tiles]
     for index, part in zip(tiles, scores, strict=True):
         if index == last or window:
-            part.view(rows.shape[0], -1, size, KEYS).add_(_hidden(first, size, index, window))
+            part.view(rows.shape[0], -1, size, KEYS).add_(_mask(first, size, index, window))
     best = scores[0].amax(-1, keepdim=True)
     for part in scores[1:]:
         best = torch.maximum(best, part.amax(-1, keepdim=True))
@@ -89,8 +91,8 @@ def _tile(rows: Tensor, keys: Tensor, values: Tensor, first: int, size: int, win
     return mixed.div_(total)
 
 
-def _hidden(first: int, size: int, tile: int, window: int) -> Tensor:
-    """[size, KEYS]: minus infinity where a key of the tile is out of the query's sight."""
+def _mask(first: int, size: int, tile: int, window: int) -> Tensor:
+    """[size, KEYS]: -inf where the query does not attend to the key, else 0."""
     queries = torch.arange(first, first + size).unsqueeze(1)
     positions = torch.arange(tile * KEYS, (tile + 1) * KEYS)
     hidden = positions > queries

@@ -1,4 +1,4 @@
-"""Products, norm and activation over tiles of ROWS rows."""
+"""Products, norm and activation in tiles of ROWS rows."""
 
 import torch
 from torch import Tensor
@@ -8,18 +8,19 @@ from kernels.interface import UnsupportedError
 from kernels.torch.linear import pack_linear
 
 ROWS = 16
+"""Rows of a tile."""
 SERIAL = 32768
-"""Elements up to which torch does not split an elementwise call among threads."""
+"""Largest number of elements that PyTorch does not split among threads (`GRAIN_SIZE`)."""
 VECTOR = 64
-"""Elements that no vector unit splits: a multiple leaves no remainder to slower, other code."""
+"""A multiple of this many elements leaves no remainder to scalar code on any vector unit."""
 
 
 class UnequalRowsError(UnsupportedError):
-    """This machine's product gives a row other bits at another place of its tile."""
+    """This machine's product depends on a row's place in its tile."""
 
 
 class TiledLinear:
-    """A weight whose every product has ROWS rows, checked when packed."""
+    """See kernels.interface.Linear; every product has ROWS rows, and is checked when packed."""
 
     def __init__(self, weight: Tensor) -> None:
         self._out_features, self._in_features = weight.shape
@@ -38,10 +39,10 @@ class TiledLinear:
         residual.add_(self(x))
 
     def _check(self) -> None:
-        """Rows must not see their place nor their neighbours.
+        """Check that a row's product depends neither on its place nor on the other rows.
 
         Raises:
-            UnequalRowsError: deterministic results cannot be had from this product.
+            UnequalRowsError: it does, so this machine cannot serve `deterministic`.
         """
         count = ROWS * self._in_features
         tile = torch.arange(count, dtype=torch.float32).mul_(0.7).sin_().view(ROWS, -1)
@@ -51,13 +52,14 @@ class TiledLinear:
             moved[:shift] = 0
             if not torch.equal(self._linear(moved)[shift:], want[:-shift]):
                 raise UnequalRowsError(
-                    f"deterministic: the product of {self._out_features} x {self._in_features} "
-                    "weights changes with a row's place on this machine"
+                    f"deterministic=true: on this machine the product with a weight of "
+                    f"{self._out_features} x {self._in_features} depends on a row's place in the "
+                    "batch; use deterministic=false"
                 )
 
 
 def whole_tile(rows: Tensor) -> Tensor:
-    """[ROWS, columns] in memory of its own, so that alignment is always the same."""
+    """Copy up to ROWS rows to a tile [ROWS, columns]; its alignment is always the same."""
     missing = ROWS - rows.shape[0]
     return functional.pad(rows, (0, 0, 0, missing)) if missing else rows.clone()
 

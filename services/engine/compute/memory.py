@@ -1,4 +1,4 @@
-"""What memory is free, and what a round took at its peak."""
+"""Measures free memory, and what the largest round uses at its peak."""
 
 import resource
 from collections.abc import Callable
@@ -6,21 +6,23 @@ from pathlib import Path
 
 import torch
 
+from services.engine.contract.runner import SequenceMetadata
+
 _KIB = 1024
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be taken: of the card, or of this machine or its control group."""
+    """Free memory in bytes: the GPU's, or the smaller of the machine's and its control group's."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return free
-    left = _group_left()
+    in_cgroup = _cgroup_free()
     available = _proc_value("/proc/meminfo", "MemAvailable")
-    return available if left is None else min(available, left)
+    return available if in_cgroup is None else min(available, in_cgroup)
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
-    """Bytes that `work` took beyond what was in use before, at its worst moment."""
+    """Memory in bytes that `work` uses at its peak, beyond what was in use before."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -34,6 +36,30 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     return max(0, _high_water() - before)
 
 
+def largest_round(
+    tokens: int, max_seqs: int, length: int, block_size: int
+) -> tuple[list[SequenceMetadata], int]:
+    """A round as large as any: one long prefill, all other sequences decodes.
+
+    Args:
+        tokens: positions of the round.
+        max_seqs: sequences of the round, at most.
+        length: positions of a sequence, at most.
+
+    Returns:
+        The batch, and the number of blocks it needs, block 0 included.
+    """
+    decodes = max(0, min(max_seqs, tokens) - 1)
+    lengths = [max(1, min(length, tokens - decodes))] + [1] * decodes
+    batch, block = [], 1
+    for seq_id, count in enumerate(lengths):
+        blocks = -(-count // block_size)
+        table = tuple(range(block, block + blocks))
+        block += blocks
+        batch.append(SequenceMetadata(seq_id, 0, (0,) * count, None, table, sample=True))
+    return batch, block
+
+
 def _high_water() -> int:
     try:
         return _proc_value("/proc/self/status", "VmHWM")
@@ -45,7 +71,7 @@ def _reset_high_water() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
-        # Without it the peak since the start counts, which is only ever too careful.
+        # Without a reset the peak since the start counts, which is an upper bound.
         return
 
 
@@ -53,10 +79,10 @@ def _proc_value(path: str, key: str) -> int:
     for line in Path(path).read_text(encoding="ascii").splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * _KIB
-    raise OSError(f"{path} has no {key}")
+    raise OSError(f"{path} has no line {key}")
 
 
-def _group_left() -> int | None:
+def _cgroup_free() -> int | None:
     folder = Path("/sys/fs/cgroup")
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()

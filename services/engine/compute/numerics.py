@@ -1,4 +1,4 @@
-"""Identity of an engine's arithmetic: equal ids promise equal bits for equal calls."""
+"""Identity of an engine's arithmetic: engines with equal ids give bit-identical results."""
 
 import hashlib
 import os
@@ -16,11 +16,11 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
     "int8": torch.float32,
 }
-"""Of activations, keys and values, by the setting `dtype`."""
+"""Number format of activations, keys and values, by the option `dtype`."""
 
 
 def use_threads(config: EngineConfig) -> None:
-    """Let this process's products take their share of the machine, the same on every rank."""
+    """Set the threads of this process: `threads` if set, else an equal share per rank."""
     if config.threads:
         torch.set_num_threads(config.threads)
         return
@@ -31,7 +31,7 @@ def use_threads(config: EngineConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """All that may change a result in its last bit."""
+    """Everything that may change the last bit of a result."""
 
     revision: str
     dtype: str
@@ -40,18 +40,18 @@ class Numerics:
     torch: str
     hardware: str
     threads: int
-    """0 where results do not depend on it."""
+    """0 if results do not depend on the number of threads."""
 
     @property
     def numerics_id(self) -> str:
-        """A readable head and a digest over every field."""
+        """dtype/kernels/digest of all fields."""
         text = "\0".join(f"{key}={value}" for key, value in asdict(self).items())
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         return f"{self.dtype}/{self.kernels}/{digest}"
 
 
 def hardware_name(device: torch.device) -> str:
-    """The card, or the CPU's model with the instruction set that torch uses."""
+    """The GPU's name, or the CPU's model with the instruction set that PyTorch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_cpu_model()} {torch.backends.cpu.get_cpu_capability()}"

@@ -84,7 +84,7 @@ def test_decodes_read_what_their_blocks_hold(
             if name == "prefill":
                 rounds.prefill(seats[0], length)
             elif name == "forget":
-                rounds.rows.forget()
+                rounds.rows.drop()
             else:
                 rounds.decode(seats, window)
 
@@ -112,7 +112,7 @@ def test_rows_grow_with_what_they_hold_and_stay_within_their_bound() -> None:
     for count, start in ((1, 5), (3, 255), (3, 256), (32, 240), (64, 5), (1, 8000)):
         assert rows.fits(count, start + 1)
         batch = [SequenceMetadata(i, start, (1,), None, table, sample=True) for i in range(count)]
-        _, kept = rows.seat(batch)
+        _, kept = rows.assign(batch)
         (store,) = kept.stores.values()
         assert store.shape[1] >= count
         assert store.shape[3] > start

@@ -224,7 +224,7 @@ def test_factors_of_a_file_stretch_like_the_rule_they_were_made_by(tmp_path: Pat
     factors = FactorsRope(tuple((angles[0] / angles[1]).tolist()))
     got = turn_table(_without_rope(config, factors), 64)
     torch.testing.assert_close(got, turn_table(config, 64), atol=1e-4, rtol=0)
-    with pytest.raises(ModelFileError, match="2 factors for 8 pairs"):
+    with pytest.raises(ModelFileError, match="2 factors, but a head has 8"):
         turn_table(_without_rope(config, FactorsRope((1.0, 2.0))), 4)
 
 

@@ -85,7 +85,7 @@ def test_text_assets_need_no_torch(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
         ({"num_key_value_heads": 4}, "cannot share"),
         ({"vocab_size": 300}, "shape"),
-        ({"num_hidden_layers": 1}, "without a place"),
+        ({"num_hidden_layers": 1}, "do not belong to this architecture"),
         ({"num_hidden_layers": 3}, "missing"),
     ],
 )

@@ -14,7 +14,7 @@ from services.engine.compute.sampling.logit_edits import edit_logits, unpack_mas
 from services.engine.compute.sampling.noise import row_key
 from services.engine.compute.sampling.sampler import Draw, Sampler
 from services.engine.compute.sampling.sampling_inputs import build_sampling
-from services.engine.compute.sampling.truncation import FIRST_LOOK, truncate
+from services.engine.compute.sampling.truncation import PARTIAL_SORT, truncate
 from services.engine.contract.runner import SamplingRow
 from services.engine.contract.sampling_params import SamplingParams
 
@@ -160,7 +160,7 @@ def test_truncation_keeps_what_the_definitions_keep(
 
 
 def test_a_wide_nucleus_is_found_beyond_the_first_look() -> None:
-    size = FIRST_LOOK * 4
+    size = PARTIAL_SORT * 4
     scores = torch.linspace(0, -0.01, size)
     kept = _kept(scores.tolist(), top_p=0.9)
     assert kept == list(range(len(kept)))

@@ -12,7 +12,7 @@ import torch
 
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreDiedError, CoreLink
-from services.engine.contract.messages import AddRequest, ApplyPlacement, RoundReport
+from services.engine.contract.messages import AddRequest, ApplyPlacement, CoreRequest, RoundReport
 from services.engine.contract.runner import ExpertPlacement
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.offline.llm import LLM
@@ -44,7 +44,7 @@ def _requests(tokens: int) -> list[AddRequest]:
                 top_logprobs=3,
             )
             key = f"{length}/{temperature}"
-            made.append(AddRequest(request_key=key, prompt_token_ids=prompt, params=params))
+            made.append(AddRequest(key, CoreRequest(prompt, params)))
     return made
 
 
@@ -91,11 +91,11 @@ def test_nothing_changes_before_during_and_after_reloads(
     versions = []
 
     def place(step: int) -> None:
-        versions.append(llm.engine.experts.version)
+        versions.append(llm.engine.placement_version)
         if step == 6:
-            llm.engine.experts.want(_placement(llm, 1))
-        if step > 6 and not llm.engine.experts.pending and versions[-1] == 1:
-            llm.engine.experts.want(_placement(llm, 2, MAPS[1]))
+            llm.engine.set_placement(_placement(llm, 1))
+        if step > 6 and not llm.engine.placement_pending and versions[-1] == 1:
+            llm.engine.set_placement(_placement(llm, 2, MAPS[1]))
 
     assert _run(llm, 40, place) == want
     assert versions.count(0) > 6
@@ -130,15 +130,15 @@ def test_a_map_that_does_not_fit_is_refused_and_the_old_one_stays(
 
     def place(step: int) -> None:
         if step == 2:
-            llm.engine.experts.want(bad)
+            llm.engine.set_placement(bad)
 
     assert [k for k, v in _run(llm, 8, place).items() if v[0][0] != want[k][0][0]] == []
-    version, said = llm.engine.experts.take_rejection()
-    assert version == 3
-    assert reason in said
-    assert llm.engine.experts.take_rejection() is None
-    assert llm.engine.experts.version == 0
-    assert not llm.engine.experts.pending
+    rejected = llm.engine.take_placement_news().rejected
+    assert rejected.version == 3
+    assert reason in rejected.reason
+    assert llm.engine.take_placement_news().rejected is None
+    assert llm.engine.placement_version == 0
+    assert not llm.engine.placement_pending
 
 
 def test_a_newer_map_takes_the_place_of_one_that_is_being_prepared(open_llm: Callable) -> None:
@@ -146,10 +146,10 @@ def test_a_newer_map_takes_the_place_of_one_that_is_being_prepared(open_llm: Cal
     seen = set()
 
     def place(step: int) -> None:
-        seen.add(llm.engine.experts.version)
+        seen.add(llm.engine.placement_version)
         if step in (3, 4):
             version = step - 2
-            llm.engine.experts.want(_placement(llm, version, MAPS[version - 1]))
+            llm.engine.set_placement(_placement(llm, version, MAPS[version - 1]))
 
     _run(llm, 30, place)
     assert seen == {0, 2}
@@ -159,13 +159,13 @@ def test_loads_are_the_rows_that_were_routed(open_llm: Callable, monkeypatch) ->
     llm = open_llm(redundant_experts=REDUNDANT, expert_load_window=1000, prefix_cache=False)
     runner = llm.engine.worker._runner
     want = torch.zeros(2, 8, dtype=torch.long)
-    route = runner._experts.run.__class__.__call__
+    route = runner._experts.run_experts.__class__.__call__
 
     def record(experts, layer, x, ids, weights):
         want[layer] += torch.bincount(ids.flatten(), minlength=8)
         return route(experts, layer, x, ids, weights)
 
-    monkeypatch.setattr(runner._experts.run.__class__, "__call__", record)
+    monkeypatch.setattr(runner._experts.run_experts.__class__, "__call__", record)
     _run(llm, 10)
     loads = llm.engine.worker.expert_loads().result()
     assert loads == tuple(map(tuple, want.tolist()))
@@ -190,7 +190,7 @@ def _config(model: Path, **fields) -> EngineConfig:
 
 def _request(key: str, tokens: int) -> AddRequest:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=1)
-    return AddRequest(request_key=key, prompt_token_ids=[1, 2, 3], params=params)
+    return AddRequest(key, CoreRequest([1, 2, 3], params))
 
 
 async def test_a_core_applies_maps_idle_and_busy_and_tells_its_loads(tiny_moe: Path) -> None:
@@ -198,7 +198,7 @@ async def test_a_core_applies_maps_idle_and_busy_and_tells_its_loads(tiny_moe: P
     try:
         config = _config(tiny_moe, expert_parallel=2, redundant_experts=REDUNDANT)
         ready = await link.start(config)
-        assert (ready.experts.num_slots, ready.experts.num_ranks) == (12, 2)
+        assert (ready.info.experts.num_slots, ready.info.experts.num_ranks) == (12, 2)
         revision = ready.model_revision
         link.send([ApplyPlacement(ExpertPlacement(1, MAPS[0], revision))])
         (report,) = await _until(link, lambda r: r.placement_version == 1)

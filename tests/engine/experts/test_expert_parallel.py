@@ -105,7 +105,7 @@ def test_a_rank_that_is_gone_ends_the_call(tmp_path: Path, random_experts, make_
     group = GlooGroup(str(tmp_path / "store"), 0, 2)
     experts = Experts(bank, shape, group, 1)
     assert other.wait(60) == 0
-    with pytest.raises(RunnerFailedError, match="rank 0 lost another"):
+    with pytest.raises(RunnerFailedError, match="rank 0 lost the connection to another rank"):
         experts(0, *make_case(3, 1))
     group.close()
     group.close()

@@ -50,7 +50,7 @@ def test_a_new_map_is_used_after_it_is_applied_and_not_before(random_experts, ma
     x, ids, weights = make_case(50, 3)
     want = experts(1, x, ids, weights)
     new = ExpertPlacement(4, (MAP, MAP), "r")
-    experts.bank.begin(new)
+    experts.bank.start_placement(new)
     experts.bank.prepare()
     assert experts.placement.version == 0
     assert torch.equal(experts(1, x, ids, weights), want)

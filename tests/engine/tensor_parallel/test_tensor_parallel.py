@@ -9,7 +9,7 @@ import pytest
 
 from services.common.config.settings import ConfigError
 from services.engine.contract.config import EngineConfig
-from services.engine.contract.messages import AddRequest
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.runner import RunnerFailedError
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.core.engine_factory import build_engine
@@ -62,7 +62,7 @@ def requests(**more) -> list[AddRequest]:
                 **more,
             )
             key = f"{length}/{temperature}"
-            made.append(AddRequest(request_key=key, prompt_token_ids=prompt, params=params))
+            made.append(AddRequest(key, CoreRequest(prompt, params)))
     return made
 
 

@@ -16,7 +16,7 @@ def test_every_kernel_compiles_for_a_card_that_is_not_here(element):
     done = compiled("--target", "sm_90", "--element", element)
     assert done.returncode == 0, done.stderr
     sizes = {line.split()[0]: int(line.split()[3]) for line in done.stdout.splitlines()}
-    expected = {"rms_norm", "rope", "kv_write", "silu_mul", "attend_split", "join_splits"}
+    expected = {"rms_norm", "rope", "kv_write", "silu_mul", "attend_split", "combine_splits"}
     assert set(sizes) == expected | {"sample_tile", "sample_row"}
     assert min(sizes.values()) > 1000
 

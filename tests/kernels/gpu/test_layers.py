@@ -35,13 +35,13 @@ def test_rms_norm_of_heads_in_a_slice():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "heads", "dim"), [(4, 12, 64), (1, 3, 6), (0, 3, 8)])
-def test_rope_turns_a_slice_in_place(rows, heads, dim, dtype):
+def test_rope_rotates_a_slice_in_place(rows, heads, dim, dtype):
     wide = torch.randn(rows, heads + 3, dim).to(dtype)
     angles = torch.randn(rows, dim // 2)
-    turns = torch.stack((angles.cos(), angles.sin()), -1)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), -1)
     expected = wide.clone()
-    ORACLE.rope(expected[:, :heads], turns)
-    rope(wide[:, :heads], turns)
+    ORACLE.rope(expected[:, :heads], cos_sin)
+    rope(wide[:, :heads], cos_sin)
     close(wide, expected)
 
 

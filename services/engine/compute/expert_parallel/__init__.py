@@ -1,8 +1,10 @@
-"""Experts spread over ranks: rank 0 is the engine's core, the others hold nothing but experts.
+"""Expert parallelism: rank 0 is the engine's core process, the other ranks hold experts only.
 
-slot_map.py    logical experts to physical slots; replicas take turns by tiles of rows
-bank.py        the experts that one rank holds, and those it prepares
-groups.py      how ranks exchange rows: not at all, or over gloo
-experts.py     dispatch, compute, combine: the call that a layer makes, on every rank
-commands.py    what rank 0 tells the others; rank_main.py their process; leader.py rank 0's side
+slot_map.py     maps logical experts to physical slots; replicas alternate by tiles of rows
+bank.py         the experts that one rank holds, and those that it prepares
+experts.py      dispatch, compute and combine: the call that a layer makes, on every rank
+expert_load.py  tokens per expert, for the placement policy
+leader.py       rank 0: starts the other ranks and sends them commands
+commands.py     these commands
+rank_main.py    the process of another rank
 """

@@ -1,4 +1,4 @@
-"""The experts that one rank holds: packed once, shared by its slots, exchanged between rounds."""
+"""The experts that one rank holds, and their exchange between rounds when the placement changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class _Expert:
 
 
 class ExpertBank:
-    """One rank's experts of all layers. Local slots that hold one expert share its weights."""
+    """One rank's experts of all layers. Local slots with the same expert share its weights."""
 
     def __init__(
         self,
@@ -34,33 +34,37 @@ class ExpertBank:
         rank: int,
         placement: ExpertPlacement,
     ) -> None:
-        """Read and pack what the placement puts on this rank."""
+        """Read and pack the experts that the placement assigns to this rank.
+
+        Args:
+            weights: of all experts.
+        """
         self.weights = weights
         self.kernels = kernels
         self._shape = shape
         self._rank = rank
         self.placement = placement
-        self._own = rank_experts(placement, shape, rank)
-        self._held = {
+        self._slots = rank_experts(placement, shape, rank)
+        self._experts = {
             (layer, expert): self._pack(layer, expert)
-            for layer, row in enumerate(self._own)
+            for layer, row in enumerate(self._slots)
             for expert in set(row)
         }
         self._next: ExpertPlacement | None = None
         self._missing: list[tuple[int, int]] = []
-        self._spare: dict[tuple[int, int], _Expert] = {}
+        self._prepared: dict[tuple[int, int], _Expert] = {}
 
     @property
     def nbytes(self) -> int:
-        """Memory of the experts in use."""
-        return sum(expert.nbytes for expert in self._held.values())
+        """Memory of the experts in use, in bytes."""
+        return sum(expert.nbytes for expert in self._experts.values())
 
     def compute(self, layer: int, rows: Tensor, counts: Sequence[Sequence[int]]) -> Tensor:
-        """Run rows through this rank's slots, tile by tile.
+        """Run rows through the experts in this rank's slots, tile by tile.
 
         Args:
             rows: [N, hidden], ordered by the rank they came from, then by slot.
-            counts: [ranks][local slots] rows of each.
+            counts: [ranks][local slots]: rows of each.
 
         Returns:
             [N, hidden] in the same order.
@@ -68,42 +72,43 @@ class ExpertBank:
         out = torch.empty_like(rows)
         at = 0
         for from_rank in counts:
-            for expert_id, count in zip(self._own[layer], from_rank, strict=True):
+            for expert_id, count in zip(self._slots[layer], from_rank, strict=True):
                 if count:
-                    expert = self._held[layer, expert_id]
+                    expert = self._experts[layer, expert_id]
                     self._run(expert, rows[at : at + count], out[at : at + count])
                     at += count
         return out
 
-    def begin(self, placement: ExpertPlacement) -> None:
-        """Take this as the next placement; what was prepared of another is dropped."""
+    def start_placement(self, placement: ExpertPlacement) -> None:
+        """Make this the next placement; experts prepared for another one are dropped."""
         self._next = placement
-        self._spare = {}
+        self._prepared = {}
         self._missing = list(missing_experts(self.placement, placement, self._shape, self._rank))
 
     def prepare(self) -> None:
-        """Read and pack one expert of the next placement, if one is missing."""
+        """Read and pack one missing expert of the next placement, if there is one."""
         if self._missing:
             key = self._missing.pop(0)
-            self._spare[key] = self._pack(*key)
+            self._prepared[key] = self._pack(*key)
 
     def apply(self) -> None:
-        """Use the next placement from now on."""
-        assert self._next is not None, "no placement was begun"
-        assert not self._missing, "the placement is not prepared"
+        """Use the next placement from the next round on."""
+        assert self._next is not None, "apply without start_placement"
+        assert not self._missing, "apply before all experts are prepared"
         self.placement, self._next = self._next, None
-        self._own = rank_experts(self.placement, self._shape, self._rank)
-        wanted = {(layer, expert) for layer, row in enumerate(self._own) for expert in row}
-        known = self._held | self._spare
-        self._held = {key: known[key] for key in wanted}
-        self._spare = {}
+        self._slots = rank_experts(self.placement, self._shape, self._rank)
+        needed = {(layer, expert) for layer, row in enumerate(self._slots) for expert in row}
+        loaded = self._experts | self._prepared
+        self._experts = {key: loaded[key] for key in needed}
+        self._prepared = {}
 
     def _run(self, expert: _Expert, rows: Tensor, out: Tensor) -> None:
         for at in range(0, len(rows), TILE_ROWS):
-            # In memory of its own: alignment may choose a product's code, and with it its bits.
+            # A copy: the alignment of a tile may decide which code computes the product, and so
+            # its last bits.
             tile = rows[at : at + TILE_ROWS].clone()
-            middle = self.kernels.silu_mul(expert.gate_up(tile))
-            out[at : at + TILE_ROWS] = expert.down(middle)
+            activated = self.kernels.silu_mul(expert.gate_up(tile))
+            out[at : at + TILE_ROWS] = expert.down(activated)
 
     def _pack(self, layer: int, expert: int) -> _Expert:
         gate_up, down = self.weights.read(layer, expert)

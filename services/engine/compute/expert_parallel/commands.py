@@ -1,6 +1,6 @@
-"""What rank 0 tells the other ranks.
+"""Commands from rank 0 to the other ranks.
 
-A rank runs commands in their order, so what comes after `ApplyNext` uses the new map on all ranks.
+A rank runs commands in order, so all ranks use the new placement after `ApplyNext`.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ from services.engine.contract.runner import ExpertPlacement, ExpertShape
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """The first command: load the experts of a rank and join the group."""
+    """First command: load this rank's experts and join the group."""
 
     config: EngineConfig
     shape: ExpertShape
@@ -20,21 +20,21 @@ class Join(msgspec.Struct, tag=True, frozen=True):
 
 
 class RunRound(msgspec.Struct, tag=True, frozen=True):
-    """Serve the experts of all layers once."""
+    """Run the experts of all layers for one round."""
 
 
 class BeginPlacement(msgspec.Struct, tag=True, frozen=True):
-    """Prepare this map from now on; it was checked."""
+    """Make this the next placement; rank 0 has checked it."""
 
     placement: ExpertPlacement
 
 
 class PrepareNext(msgspec.Struct, tag=True, frozen=True):
-    """Load one more expert of the map that was begun."""
+    """Load one more expert of the next placement."""
 
 
 class ApplyNext(msgspec.Struct, tag=True, frozen=True):
-    """Use the map that was prepared."""
+    """Use the next placement, which is prepared."""
 
 
 Command = Join | RunRound | BeginPlacement | PrepareNext | ApplyNext

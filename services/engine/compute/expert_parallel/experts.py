@@ -1,7 +1,7 @@
 """The experts of all layers, on all ranks: dispatch, compute, combine.
 
-A call is a collective. Each rank brings rows of its own, or none, and gets back their outputs:
-the bits that it would get if it held all experts itself.
+A call is a collective. Each rank passes its rows, or none, and gets their outputs back. They are
+bit-identical to those of a rank that holds all experts itself.
 """
 
 import numpy as np
@@ -16,12 +16,12 @@ from services.engine.contract.runner import ExpertPlacement, ExpertShape
 
 
 class Experts:
-    """Serves `services.engine.compute.models.moe.RunExperts` on one rank."""
+    """`services.engine.compute.models.moe.RunExperts` on one rank."""
 
     def __init__(self, bank: ExpertBank, shape: ExpertShape, group: Group, window: int) -> None:
         """
         Args:
-            window: rounds over which this rank's rows are counted.
+            window: number of rounds over which this rank's rows are counted.
         """
         self.bank = bank
         self.loads = ExpertLoads(shape, window)
@@ -29,17 +29,17 @@ class Experts:
         self._shape = shape
         self._group = group
         self._device, self._dtype = bank.weights.device, bank.weights.dtype
-        self._turn = group.rank
+        self._rounds = group.rank
         self._use_maps()
 
     @property
     def placement(self) -> ExpertPlacement:
-        """The map in use."""
+        """The placement in use."""
         return self.bank.placement
 
     def __call__(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """See RunExperts."""
-        chosen = self._maps[layer].dispatch(ids, self._turn)
+        chosen = self._maps[layer].dispatch(ids, first_replica=self._rounds)
         per_slot = chosen.per_slot
         self.loads.count(layer, per_slot.numpy(force=True))
         arriving = self._group.exchange_counts(per_slot)
@@ -47,15 +47,15 @@ class Experts:
         receive = arriving.sum(1).tolist()
         top_k = ids.shape[1]
         rows = x.index_select(0, chosen.order // top_k)
-        theirs = self._group.exchange_rows(rows, send, receive)
-        done = self.bank.compute(layer, theirs, arriving.tolist())
+        arrived = self._group.exchange_rows(rows, send, receive)
+        done = self.bank.compute(layer, arrived, arriving.tolist())
         back = self._group.exchange_rows(done, receive, send)
         outputs = x.new_zeros(ids.numel(), x.shape[1])
         outputs.index_copy_(0, chosen.order, back)
         return self._kernels.combine(outputs.view(*ids.shape, x.shape[1]), weights)
 
     def serve_round(self) -> None:
-        """A round of a rank that has no rows of its own."""
+        """Run a round on a rank that has no rows of its own."""
         x = torch.empty(0, self.bank.weights.hidden_size, dtype=self._dtype, device=self._device)
         ids = torch.empty(0, 1, dtype=torch.long, device=self._device)
         weights = torch.empty(0, 1, device=self._device)
@@ -64,12 +64,12 @@ class Experts:
         self.end_round()
 
     def end_round(self) -> None:
-        """All layers have run."""
+        """End the round after its last layer."""
         self.loads.end_round(self._phy2log)
-        self._turn += 1
+        self._rounds += 1
 
     def apply(self) -> None:
-        """Use the placement that the bank has prepared from the next round on."""
+        """Use the placement that the bank has prepared, from the next round on."""
         self.bank.apply()
         self._use_maps()
 

@@ -1,8 +1,7 @@
-"""Rank 0's side: it starts the other ranks, tells them what to do and sees when one is gone."""
+"""Rank 0 of expert parallelism: starts the other ranks, sends commands, detects their failure."""
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +11,15 @@ from services.engine.compute.expert_parallel.bank import ExpertBank
 from services.engine.compute.expert_parallel.commands import (
     ApplyNext,
     BeginPlacement,
-    Command,
     Join,
     PrepareNext,
     RunRound,
 )
 from services.engine.compute.expert_parallel.experts import Experts
 from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.models.moe import RunExperts
 from services.engine.compute.ranks.groups import GlooGroup, Group, LoneGroup
-from services.engine.compute.ranks.process import END_S, RankProcess
+from services.engine.compute.ranks.process import OtherRanks
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.expert_placement import (
     check_placement,
@@ -32,31 +31,30 @@ from services.engine.contract.runner import (
     ExpertPlacement,
     ExpertShape,
     PlacementRefusedError,
-    RunnerFailedError,
 )
 
 _MODULE = "services.engine.compute.expert_parallel.rank_main"
-_POLL_S = 0.01
 
 
 def expert_shape(config: EngineConfig, moe: MoeConfig) -> ExpertShape:
-    """Slots and ranks as configured.
+    """Number of slots and ranks, from the options and the model.
 
     Raises:
-        ConfigError: naming the key that does not fit the model.
+        ConfigError: the ranks cannot hold equally many slots.
     """
     slots = moe.num_experts + config.redundant_experts
     ranks = config.expert_parallel
     if slots % ranks:
         raise ConfigError(
-            f"redundant_experts={config.redundant_experts}: {moe.num_experts} experts and these "
-            f"are {slots} slots, which {ranks} ranks (expert_parallel) cannot share evenly"
+            f"redundant_experts={config.redundant_experts}: with {moe.num_experts} experts this "
+            f"makes {slots} slots, which {ranks} ranks (expert_parallel) cannot share evenly; "
+            f"choose a number that makes a multiple of {ranks}"
         )
     return ExpertShape(len(moe.layers), moe.num_experts, slots, ranks)
 
 
 class ExpertLeader:
-    """The experts of an engine, whatever ranks hold them. One thread calls all but `check`."""
+    """The experts of an engine on all its ranks. One thread calls all methods but `check`."""
 
     def __init__(
         self,
@@ -66,15 +64,15 @@ class ExpertLeader:
         kernels: Kernels,
         model_revision: str,
     ) -> None:
-        """Start the other ranks and load this one's experts; returns when all serve.
+        """Start the other ranks and load this rank's experts; returns when all ranks are ready.
 
         Raises:
             ModelFileError: another rank cannot read the model.
-            RunnerFailedError: another rank is gone.
+            RunnerFailedError: another rank ended.
         """
         self._shape = shape
         self._revision = model_revision
-        self._ranks: list[RankProcess] = []
+        self._ranks = OtherRanks()
         self._group: Group = LoneGroup()
         self._next: ExpertPlacement | None = None
         self._steps_left = 0
@@ -84,95 +82,92 @@ class ExpertLeader:
                 store = str(Path(folder) / "store")
                 for number in range(1, shape.num_ranks):
                     join = Join(config, shape, placement, number, store)
-                    self._ranks.append(RankProcess(f"expert rank {number}", _MODULE, join))
+                    self._ranks.start(f"expert rank {number}", _MODULE, join)
                 bank = ExpertBank(weights, kernels, shape, 0, placement)
-                self._bytes = bank.nbytes + sum(rank.loaded() for rank in self._ranks)
-                if self._ranks:
+                self._bytes = bank.nbytes + self._ranks.wait_loaded()
+                if len(self._ranks):
                     self._group = GlooGroup(store, 0, shape.num_ranks)
-                for rank in self._ranks:
-                    rank.joined()
-                self.run = Experts(bank, shape, self._group, config.expert_load_window)
+                self._ranks.wait_joined()
+                self._experts = Experts(bank, shape, self._group, config.expert_load_window)
         except BaseException:
             self.close()
             raise
 
     @property
     def shape(self) -> ExpertShape:
-        """What a placement must fit."""
+        """Sizes that a placement must match."""
         return self._shape
 
     @property
     def nbytes(self) -> int:
-        """Memory of the experts on all ranks, as loaded at the start."""
+        """Memory of the experts on all ranks in bytes, as loaded at the start."""
         return self._bytes
 
     @property
     def placement(self) -> ExpertPlacement:
-        """The map in use."""
-        return self.run.placement
+        """The placement in use."""
+        return self._experts.placement
+
+    @property
+    def run_experts(self) -> RunExperts:
+        """What a layer calls."""
+        return self._experts
+
+    def loads(self) -> tuple[tuple[int, ...], ...]:
+        """See Runner.expert_loads."""
+        return self._experts.loads.total()
+
+    def clear_loads(self) -> None:
+        """Discard the counts of all rounds so far."""
+        self._experts.loads.clear()
 
     @contextlib.contextmanager
     def round(self) -> Iterator[None]:
-        """The other ranks serve while the layers of one round run.
+        """Let the other ranks run a round while the body runs the layers.
 
         Raises:
-            RunnerFailedError: a rank is gone, or says nothing any more.
+            RunnerFailedError: a rank ended, or did not respond in time.
         """
-        self._tell(RunRound())
-        try:
+        self._ranks.send(RunRound())
+        with self._ranks.naming_cause():
             yield
-        except RunnerFailedError:
-            self._blame()
-            raise
-        self.run.end_round()
+        self._experts.end_round()
 
     def prepare(self, placement: ExpertPlacement) -> bool:
-        """One more expert on every rank that lacks one; see Runner.prepare_placement."""
+        """Load one expert on every rank that misses one; see Runner.prepare_placement."""
         if placement != self._next:
             check_placement(placement, self._shape, self._revision)
-            self._begin(placement)
+            self._start_placement(placement)
         if self._steps_left:
-            self._tell(PrepareNext())
-            self.run.bank.prepare()
+            self._ranks.send(PrepareNext())
+            self._experts.bank.prepare()
             self._steps_left -= 1
         return self._steps_left == 0
 
     def apply(self, version: int) -> None:
         """See Runner.apply_placement."""
         if self._next is None or self._next.version != version or self._steps_left:
-            raise PlacementRefusedError(f"version {version} is not prepared")
+            raise PlacementRefusedError(
+                f"version {version} is not prepared: call prepare_placement until it returns True"
+            )
         self._next = None
-        self._tell(ApplyNext())
-        self.run.apply()
+        self._ranks.send(ApplyNext())
+        self._experts.apply()
 
     def check(self) -> None:
-        """Raise RunnerFailedError if a rank is gone."""
-        for rank in self._ranks:
-            rank.check()
+        """See Runner.check."""
+        self._ranks.check()
 
     def close(self) -> None:
         """End the other ranks; idempotent."""
         self._group.close()
-        for rank in self._ranks:
-            rank.close()
-        self._ranks = []
+        self._ranks.close()
 
-    def _blame(self) -> None:
-        """A lost connection says less than the end of the process behind it, if that comes."""
-        limit = time.monotonic() + END_S / 3
-        while time.monotonic() < limit:
-            self.check()
-            time.sleep(_POLL_S)
-
-    def _begin(self, placement: ExpertPlacement) -> None:
+    def _start_placement(self, placement: ExpertPlacement) -> None:
         ranks = range(self._shape.num_ranks)
         self._steps_left = max(
             len(missing_experts(self.placement, placement, self._shape, rank)) for rank in ranks
         )
-        self._tell(BeginPlacement(placement))
-        self.run.bank.begin(placement)
+        self._ranks.send(BeginPlacement(placement))
+        self._experts.bank.start_placement(placement)
         self._next = placement
-
-    def _tell(self, command: Command) -> None:
-        for rank in self._ranks:
-            rank.send(command)

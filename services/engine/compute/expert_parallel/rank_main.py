@@ -1,9 +1,7 @@
 """A rank that holds experts: `python -m services.engine.compute.expert_parallel.rank_main --fd N`.
 
-It does what rank 0 says until that one is gone.
+It runs rank 0's commands until rank 0 closes the channel.
 """
-
-import logging
 
 import torch
 
@@ -29,16 +27,14 @@ from services.engine.contract.model_config import ModelFileError
 from services.engine.model_files.hf_config import folder_config
 from services.engine.model_files.known_models import find_model
 
-log = logging.getLogger(__name__)
-
 
 @torch.inference_mode()
 def serve(channel: Channel[Command]) -> None:
-    """Join as told, then serve.
+    """Join the other ranks, then run commands.
 
     Raises:
-        ChannelClosedError: rank 0 is gone; the ordinary end.
-        RunnerFailedError: another rank is gone.
+        ChannelClosedError: rank 0 closed the channel; the ordinary end.
+        RunnerFailedError: another rank failed.
     """
     command = channel.next()
     assert isinstance(command, Join), "the first command must be Join"
@@ -50,14 +46,14 @@ def serve(channel: Channel[Command]) -> None:
     channel.send(Loaded(weights_bytes=bank.nbytes))
     group = GlooGroup(command.store_path, command.rank, command.shape.num_ranks)
     channel.send(Joined())
-    window = 1  # rank 0 counts: the rows are its own
+    window = 1  # not reported: rank 0 counts, since all rows come from it
     experts = Experts(bank, command.shape, group, window)
     while True:
         match channel.next():
             case RunRound():
                 experts.serve_round()
             case BeginPlacement(placement=placement):
-                experts.bank.begin(placement)
+                experts.bank.start_placement(placement)
             case PrepareNext():
                 experts.bank.prepare()
             case ApplyNext():

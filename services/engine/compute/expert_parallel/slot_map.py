@@ -1,8 +1,8 @@
-"""From the experts that a router chose to the slots that compute them.
+"""Maps the experts that a router chose to the slots that compute them.
 
-Rows of one expert are cut into tiles of TILE_ROWS in the order of rows, and replicas take whole
-tiles in turn. A product's bits depend on the rows computed with it, so what is computed together
-must not depend on the placement: this way no map changes any result.
+The rows of an expert are cut into tiles of TILE_ROWS in the order of rows, and replicas take whole
+tiles in turn. The last bits of a product depend on the rows computed together. Since tiles do not
+depend on the placement, no placement changes a result.
 """
 
 from dataclasses import dataclass
@@ -11,25 +11,26 @@ import torch
 from torch import Tensor
 
 TILE_ROWS = 64
+"""Rows of an expert that are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Rows in the order in which they travel: by slot, then by row."""
+    """Chosen rows in the order in which they are sent: by slot, then by row."""
 
     order: Tensor
-    """[N] int64: index into the flattened [T * k] choices; without those that chose none."""
+    """[N] int64: indices into the flattened [T * k] choices, except those without an expert."""
     per_slot: Tensor
-    """[slots] int64 rows for each slot."""
+    """[slots] int64: rows for each slot."""
 
 
 class SlotMap:
-    """One layer's map."""
+    """The map of one layer."""
 
     def __init__(self, phy2log: tuple[int, ...], num_experts: int, device: torch.device) -> None:
         """
         Args:
-            phy2log: the logical expert in each slot; every expert has at least one.
+            phy2log: [slots] the logical expert in each slot; every expert has at least one slot.
         """
         slots: list[list[int]] = [[] for _ in range(num_experts)]
         for slot, expert in enumerate(phy2log):
@@ -40,12 +41,13 @@ class SlotMap:
         self._slots = torch.tensor(padded, device=device)
         self._copies = torch.tensor([len(own) for own in slots], device=device)
 
-    def dispatch(self, ids: Tensor, turn: int) -> Dispatch:
-        """Choose a slot for every choice.
+    def dispatch(self, ids: Tensor, first_replica: int) -> Dispatch:
+        """Assign a slot to every choice of an expert.
 
         Args:
             ids: [T, k] int64 logical experts; -1 for none.
-            turn: with which replica to begin, so that small rounds use all in the long run.
+            first_replica: replica of the first tile, modulo the number of replicas. The caller
+                varies it, so that small rounds use all replicas over time.
         """
         flat = ids.flatten()
         by_expert = flat.argsort(stable=True)
@@ -54,7 +56,7 @@ class SlotMap:
         rows = torch.bincount(expert, minlength=len(self._copies))
         first = rows.cumsum(0).sub_(rows)
         place = torch.arange(len(expert), device=ids.device) - first.index_select(0, expert)
-        copy = (place // TILE_ROWS + turn) % self._copies.index_select(0, expert)
+        copy = (place // TILE_ROWS + first_replica) % self._copies.index_select(0, expert)
         slot = self._slots[expert, copy]
         by_slot = slot.argsort(stable=True)
         per_slot = torch.bincount(slot, minlength=self._num_slots)

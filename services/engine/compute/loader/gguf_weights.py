@@ -90,8 +90,8 @@ class GgufWeights(StoredWeights):
             size = GGML_QUANT_SIZES[kind][1]
             blocks = raw_bytes(self._data, name, info).reshape(info.shape[0], -1, size)
             scales = torch.from_numpy(blocks[..., :2].copy()).view(torch.float16)
-            levels = torch.from_numpy(blocks[..., 2:].copy()).view(torch.int8)
-            return ByteRows(scales, levels, dtype)
+            quantized = torch.from_numpy(blocks[..., 2:].copy()).view(torch.int8)
+            return ByteRows(scales, quantized, dtype)
         return DenseRows(self[name].to(dtype))
 
 

@@ -1,4 +1,4 @@
-"""Experts' tensors as stored, one set of three per expert; still mapped from their file."""
+"""The stored tensors of experts: three per expert, mapped from their file until they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,27 +11,28 @@ from services.engine.contract.model_config import ModelConfig, ModelFileError
 
 
 def expert_names(layer: int, expert: int) -> tuple[str, str, str]:
-    """Published names of gate, up and down; `layer` counts all layers."""
+    """Published names of an expert's gate, up and down; `layer` counts all layers."""
     at = f"model.layers.{layer}.mlp.experts.{expert}"
     return f"{at}.gate_proj.weight", f"{at}.up_proj.weight", f"{at}.down_proj.weight"
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Where the weights of every expert of a model can be read, again and again.
+    """Reads the weights of any expert of a model, as often as needed.
 
-    Ranks read what they need, at the start and when a placement moves experts, from the files:
-    no rank has to serve another one while it computes.
+    A rank reads the experts that it needs from the files, at the start and when a placement moves
+    experts. So no rank has to send weights to another one while it computes.
     """
 
     tensors: tuple[tuple[tuple[Tensor, Tensor, Tensor], ...], ...]
-    """[layers with experts][experts]: gate [F, hidden], up [F, hidden], down [hidden, F]."""
+    """[layers with experts][experts]: gate [F, hidden], up [F, hidden], down [hidden, F]; F is the
+    expert's intermediate size."""
     dtype: torch.dtype
     device: torch.device
 
     @property
     def hidden_size(self) -> int:
-        """Of the rows that experts take and give."""
+        """Hidden size: columns of the rows that experts read and write."""
         return self.tensors[0][0][0].shape[1]
 
     @classmethod
@@ -42,22 +43,22 @@ class ExpertWeights:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "ExpertWeights":
-        """Look all experts up; nothing is read yet.
+        """Find all experts by name; no weight is read yet.
 
         Raises:
             ModelFileError: a tensor is missing or of the wrong shape, or the model has no experts.
         """
         moe = config.moe
         if moe is None:
-            raise ModelFileError("the model has no experts")
-        hidden, middle = config.hidden_size, moe.intermediate_size
+            raise ModelFileError("the model is dense: its configuration has no experts")
+        hidden, size = config.hidden_size, moe.intermediate_size
 
         def one(layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
             gate, up, down = expert_names(layer, expert)
             return (
-                checked(weights, gate, middle, hidden),
-                checked(weights, up, middle, hidden),
-                checked(weights, down, hidden, middle),
+                checked(weights, gate, size, hidden),
+                checked(weights, up, size, hidden),
+                checked(weights, down, hidden, size),
             )
 
         tensors = tuple(
@@ -66,7 +67,7 @@ class ExpertWeights:
         return cls(tensors, dtype, device)
 
     def read(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
-        """Gate over up [2 F, hidden], and down [hidden, F], ready to be packed."""
+        """Gate over up [2 F, hidden], and down [hidden, F], in the model's number format."""
         gate, up, down = self.tensors[layer][expert]
         return self._ready(torch.cat((gate, up))), self._ready(down)
 

@@ -1,7 +1,7 @@
-"""One round's tensors: which rows, positions and slots, who attends together, which rows draw.
+"""Lays out one round as tensors: token ids, positions, slots, attention groups, sampled rows.
 
-Rows of sequences that compute one position come first, so they attend in one call; the order in
-which tokens are drawn stays the batch's.
+Sequences that compute one position come first, so that one call computes their attention. Tokens
+are still sampled in the order of the batch.
 """
 
 from collections.abc import Sequence
@@ -11,28 +11,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.interface import AttentionGroup, KeptRows, Spans
+from kernels.interface import AttentionGroup, KeptRows
+from kernels.whole_rounds import Spans
 from services.engine.compute.models.decode_rows import DecodeRows
 from services.engine.contract.runner import SequenceMetadata
 
 GATHERED = 8192
-"""Positions, padding included, whose keys and values one call of decode attention copies together:
-bounds memory, keeps the copy in the cache, and keeps short sequences from padding to long ones."""
+"""Positions, padding included, whose keys and values one call of decode attention gathers, at most.
+
+It bounds memory, keeps the copy in the CPU's cache, and limits how far short sequences are padded
+to long ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Rows whose prediction of a known prompt token is wanted, of one sequence."""
+    """Rows of one sequence whose predictions of prompt tokens are reported."""
 
     seq_id: int
     rows: Tensor
+    """[wanted] int64, among the T rows of the round."""
     targets: Tensor
+    """[wanted] int64: the prompt token after each row."""
     top: int
+    """Likeliest alternatives to report per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputMetadata:
-    """Everything the model reads in one round; T rows."""
+    """The tensors of one round that a model reads; T rows."""
 
     token_ids: Tensor
     """[T] int64."""
@@ -42,12 +48,12 @@ class InputMetadata:
     """[T] int64: block * block_size + offset."""
     groups: tuple[AttentionGroup, ...]
     window_groups: tuple[AttentionGroup, ...]
-    """For layers whose rows see a window alone; `groups` where no row is beyond one."""
+    """For layers with a sliding window; the same as `groups` if no history exceeds the window."""
     sampled_rows: Tensor
-    """[sampled] int64, in the batch's order."""
+    """[sampled] int64: last rows of the sequences that sample, in the order of the batch."""
     prompt_rows: tuple[PromptRows, ...]
     spans: Spans | None = None
-    """For compiled rounds, which attend by it; `groups` are empty then."""
+    """For models that run whole rounds; `groups` is then empty."""
 
 
 def build_input(
@@ -59,19 +65,22 @@ def build_input(
     window: int = 0,
     rows: DecodeRows | None = None,
     *,
-    compiled: bool = False,
+    whole_rounds: bool = False,
 ) -> InputMetadata:
     """Lay out one round.
 
     Args:
-        previous_tokens: tokens of the round before, one a row, for sequences with `prev_row`.
-        dtype: of the scores' mask.
-        window: positions that a row of a sliding layer sees; 0: the model has no such layer.
-        rows: keeps keys and values of decodes, for kernels that read them.
-        compiled: for a round that runs as one job (`kernels.compiled`).
+        previous_tokens: [rows] sampled tokens of the previous round, for sequences with `prev_row`.
+        dtype: number format of the attention mask.
+        window: sliding window in positions; 0: the model has no layer with one.
+        rows: contiguous copies of decodes' keys and values, for kernel sets that use them.
+        whole_rounds: lay the round out for `kernels.whole_rounds`, not for attention groups.
+
+    Raises:
+        ValueError: a sequence has `prev_row`, but there are no previous tokens.
     """
-    ordered = sorted(batch, key=_place)
-    seated = None if rows is None else _seat(ordered, rows)
+    ordered = sorted(batch, key=_layout_key)
+    kept = None if rows is None else _assign_rows(ordered, rows)
     first_row = _first_rows(ordered)
     tokens = [token for seq in ordered for token in seq.token_ids]
     positions = [p for seq in ordered for p in range(seq.start, seq.seqlen_k)]
@@ -87,13 +96,11 @@ def build_input(
     _fill_previous(token_ids, ordered, last_row, previous_tokens)
     sampled = [last_row[id(seq)] for seq in batch if seq.sample]
     groups: tuple[AttentionGroup, ...] = ()
-    if not compiled:
-        groups = tuple(_groups(ordered, first_row, block_size, dtype, device, seated))
+    if not whole_rounds:
+        groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept))
     window_groups = groups
     if groups and window and any(seq.seqlen_k > window for seq in batch):
-        window_groups = tuple(
-            _groups(ordered, first_row, block_size, dtype, device, seated, window)
-        )
+        window_groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept, window))
     return InputMetadata(
         token_ids=token_ids,
         positions=torch.tensor(positions, dtype=torch.long).to(device),
@@ -102,7 +109,7 @@ def build_input(
         window_groups=window_groups,
         sampled_rows=torch.tensor(sampled, dtype=torch.long).to(device),
         prompt_rows=tuple(_prompt_rows(ordered, first_row, device)),
-        spans=_spans(ordered, first_row, block_size) if compiled else None,
+        spans=_spans(ordered, first_row, block_size) if whole_rounds else None,
     )
 
 
@@ -113,22 +120,22 @@ def _spans(ordered: Sequence[SequenceMetadata], first_row: Sequence[int], block_
     return Spans(torch.tensor(seqs), torch.tensor(tables))
 
 
-class _Seated(NamedTuple):
-    kept: KeptRows
+class _KeptGroup(NamedTuple):
+    rows: KeptRows
     num_seqs: int
-    """How many sequences, the first ones of the round, are in it."""
+    """The first sequences of the round, this many, have a kept row."""
 
 
-def _seat(ordered: list[SequenceMetadata], rows: DecodeRows) -> _Seated | None:
-    """Bring the shortest decodes, as many as are kept, into the order of their kept rows."""
+def _assign_rows(ordered: list[SequenceMetadata], rows: DecodeRows) -> _KeptGroup | None:
+    """Assign rows to the shortest decodes, as many as fit, and sort these by their rows."""
     single = [seq for seq in ordered if seq.seqlen_q == 1]
     count = 0
     while count < len(single) and rows.fits(count + 1, single[count].seqlen_k):
         count += 1
     if not count:
         return None
-    ordered[:count], kept = rows.seat(ordered[:count])
-    return _Seated(kept, count)
+    ordered[:count], kept = rows.assign(ordered[:count])
+    return _KeptGroup(kept, count)
 
 
 def _first_rows(ordered: Sequence[SequenceMetadata]) -> list[int]:
@@ -145,14 +152,14 @@ def _fill_previous(
     last_row: dict[int, int],
     previous_tokens: Tensor | None,
 ) -> None:
-    """Inputs that were drawn a round ago never pass through the host."""
-    waiting = [seq for seq in ordered if seq.prev_row is not None]
-    if not waiting:
+    """Copy tokens that the previous round sampled, without a copy through the host."""
+    dependent = [seq for seq in ordered if seq.prev_row is not None]
+    if not dependent:
         return
     if previous_tokens is None:
-        raise ValueError("a sequence names a row of the previous round, but there was none")
-    rows = torch.tensor([last_row[id(seq)] for seq in waiting]).to(token_ids.device)
-    source = torch.tensor([seq.prev_row for seq in waiting]).to(token_ids.device)
+        raise ValueError("a sequence has prev_row, but there are no tokens of a previous round")
+    rows = torch.tensor([last_row[id(seq)] for seq in dependent]).to(token_ids.device)
+    source = torch.tensor([seq.prev_row for seq in dependent]).to(token_ids.device)
     token_ids[rows] = previous_tokens[source]
 
 
@@ -162,16 +169,16 @@ def _groups(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    seated: _Seated | None,
+    kept: _KeptGroup | None,
     window: int = 0,
 ) -> list[AttentionGroup]:
     single = [seq for seq in ordered if seq.seqlen_q == 1]
     groups, row = [], 0
-    if seated is not None:
-        own, row = single[: seated.num_seqs], seated.num_seqs
-        groups.append(_decode_group(own, 0, block_size, dtype, device, window, seated.kept))
+    if kept is not None:
+        own, row = single[: kept.num_seqs], kept.num_seqs
+        groups.append(_decode_group(own, 0, block_size, dtype, device, window, kept.rows))
     rest = single[row:]
-    # Only the gathering sets of kernels need a bound; on a GPU all decodes attend in one call.
+    # Only CPU attention gathers and needs a bound; a GPU computes all decodes in one call.
     for part in _parts(rest) if device.type == "cpu" else [rest] if rest else []:
         groups.append(_decode_group(part, row, block_size, dtype, device, window))
         row += len(part)
@@ -180,13 +187,13 @@ def _groups(
     return groups
 
 
-def _place(seq: SequenceMetadata) -> tuple[bool, int]:
-    """Single positions first, the short histories among them before the long ones."""
+def _layout_key(seq: SequenceMetadata) -> tuple[bool, int]:
+    """Sort key: decodes before prefills, and decodes with short histories first."""
     return (seq.seqlen_q > 1, seq.seqlen_k if seq.seqlen_q == 1 else 0)
 
 
 def _parts(single: Sequence[SequenceMetadata]) -> list[list[SequenceMetadata]]:
-    """Cut, in order of length, so that no group gathers more than GATHERED positions at once."""
+    """Cut decodes, sorted by length, so that no group gathers more than GATHERED positions."""
     parts: list[list[SequenceMetadata]] = []
     for seq in single:
         if parts and (len(parts[-1]) + 1) * seq.seqlen_k <= GATHERED:
@@ -228,7 +235,7 @@ def _decode_group(
 def _decode_mask(
     lengths: Tensor, width: int, window: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """[sequences, 1, 1, width]; None if every row sees all of it."""
+    """[sequences, 1, 1, width]; None if every row attends to all positions."""
     positions = torch.arange(width)
     hidden = positions >= lengths.unsqueeze(1)
     if window:

@@ -1,7 +1,6 @@
-"""The feed-forward of a layer with experts: who runs a row is decided here, not where.
+"""The feed-forward network of a layer with experts: its router chooses the experts of each row.
 
-The router knows logical experts alone; slots, replicas and ranks are the business of
-`expert_parallel/`.
+The router deals with logical experts. Slots, replicas and ranks are handled by `expert_parallel/`.
 """
 
 from typing import Protocol
@@ -13,19 +12,19 @@ from services.engine.contract.model_config import MoeConfig
 
 
 class RunExperts(Protocol):
-    """Runs rows through the experts that were chosen for them, wherever those are."""
+    """Runs rows through the experts chosen for them, on whichever rank holds those."""
 
     def __call__(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum of the chosen experts' outputs.
 
         Args:
-            layer: counts layers with experts only.
+            layer: index among the layers with experts.
             x: [T, hidden] normed rows.
             ids: [T, k] int64 logical experts; -1 for none.
             weights: [T, k] float32.
 
         Returns:
-            [T, hidden]: added up in float32 in the order of the columns.
+            [T, hidden], summed in float32 in the order of the columns of `ids`.
         """
 
 
@@ -48,11 +47,11 @@ class MoeBlock:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the router: experts are counted where they are held."""
+        """Memory of the router in bytes; experts are counted by the rank that holds them."""
         return self._router.nbytes
 
     def add_to(self, x: Tensor, normed: Tensor) -> None:
-        """x [T, hidden] += the experts' output for its normed rows."""
+        """x [T, hidden] += the experts' output for the normed rows [T, hidden]."""
         config = self._config
         weights, ids = self._route(self._router(normed), config.top_k, config.norm_topk_prob)
         x.add_(self._experts(self._layer, normed, ids, weights))

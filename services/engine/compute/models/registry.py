@@ -1,11 +1,24 @@
-"""Which class serves which architecture."""
+"""Which class serves which architecture, and how a model is made from its weights.
 
-from collections.abc import Mapping
+To add an architecture: write a subclass of `Decoder` beside this file, enter it in MODELS, and let
+`services.engine.model_files` accept its name.
+"""
 
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.interface import Kernels
 from services.engine.compute.models.decoder import Decoder
+from services.engine.compute.models.fused import FusedDecoder
+from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.llama import LlamaModel
+from services.engine.compute.models.moe import RunExperts
 from services.engine.compute.models.qwen3 import Qwen3Model
 from services.engine.compute.models.qwen3_moe import Qwen3MoeModel
+from services.engine.contract.model_config import ModelConfig
 
 MODELS: Mapping[str, type[Decoder]] = {
     "llama": LlamaModel,
@@ -14,3 +27,74 @@ MODELS: Mapping[str, type[Decoder]] = {
     "qwen3": Qwen3Model,
     "qwen3_moe": Qwen3MoeModel,
 }
+"""By `ModelConfig.architecture`."""
+
+
+class Model(Protocol):
+    """A decoder with its weights; holds no state of any request. Letters: see kernels.interface."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the packed weights in bytes, without experts."""
+
+    def forward(self, data: InputMetadata, caches: Sequence[Tensor]) -> Tensor:
+        """Compute all rows of a round and write their keys and values.
+
+        Args:
+            caches: one per layer, made by `cache`.
+
+        Returns:
+            [T, hidden], before the last norm.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocabulary] float32, of rows [rows, hidden] that `forward` returned."""
+
+    def cache(self, shape: tuple[int, ...]) -> Tensor:
+        """Zeros [blocks, block size, 2 G, D] for one layer's keys and values."""
+
+    def close(self) -> None:
+        """End the model's threads, if it has any; idempotent."""
+
+
+def make_model(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    kernels: Kernels,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int,
+    max_positions: int,
+    experts: RunExperts | None,
+) -> Model:
+    """Pack the weights for a kernel set.
+
+    Args:
+        dtype: number format of activations, keys and values.
+        block_size: positions of a KV-cache block.
+        max_positions: positions that a sequence may reach.
+        experts: runs the experts of all layers; None for a dense model.
+
+    Raises:
+        ModelFileError: a tensor is missing, left over or of the wrong shape.
+    """
+    architecture = MODELS[config.architecture]
+    if kernels.whole_rounds is not None:
+        return FusedDecoder(
+            config,
+            weights,
+            kernels.whole_rounds(),
+            head_norms=architecture.head_norms,
+            block_size=block_size,
+            max_positions=max_positions,
+        )
+    return architecture(
+        config,
+        weights,
+        kernels,
+        dtype=dtype,
+        device=device,
+        max_positions=max_positions,
+        experts=experts,
+    )

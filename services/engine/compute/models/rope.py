@@ -1,4 +1,4 @@
-"""Angles of rotary embeddings, with the ways in which files stretch them to longer texts."""
+"""Angles of rotary embeddings, and the scalings that extend them to longer sequences."""
 
 import math
 
@@ -16,14 +16,16 @@ from services.engine.contract.model_config import (
 )
 
 _RAMP_WIDTH = 0.001
-"""Of a ramp whose ends are one: nothing is divided by 0."""
+"""Width of a ramp whose ends coincide, so that nothing is divided by 0."""
 
 
-def turn_table(config: ModelConfig, num_positions: int) -> Tensor:
-    """[positions, head_dim / 2, 2] float32: cosine and sine of each pair's angle.
+def cos_sin_table(config: ModelConfig, num_positions: int) -> Tensor:
+    """Cosine and sine of each pair's angle: [positions, head_dim / 2, 2] float32.
+
+    Source: Su et al. 2021, equation 34.
 
     Raises:
-        ModelFileError: the file's factors are not one a pair.
+        ModelFileError: the file does not have one frequency factor per pair.
     """
     dim = config.head_dim
     powers = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
@@ -48,15 +50,16 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
         case FactorsRope(factors=factors):
             if len(factors) != len(frequencies):
                 raise ModelFileError(
-                    f"rope_freqs.weight has {len(factors)} factors for {len(frequencies)} pairs"
+                    f"rope_freqs.weight has {len(factors)} factors, but a head has "
+                    f"{len(frequencies)} rotary pairs"
                 )
             return frequencies / torch.tensor(factors)
 
 
 def _stretched(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
-    """Long waves are slowed by `factor`, short ones kept, those between interpolated.
+    """Divide low frequencies by `factor`, keep high ones, and interpolate those between.
 
-    Source: the Llama 3.1 model card's `apply_scaling`.
+    Source: `apply_scaling` in the Llama 3.1 model card.
     """
     waves = 2 * math.pi / frequencies
     longest = scaling.original_max_position / scaling.low_freq_factor
@@ -69,12 +72,12 @@ def _stretched(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
 
 
 def _ramped(frequencies: Tensor, scaling: YarnRope, theta: float) -> Tensor:
-    """Peng et al. 2023, equations 17 to 20: the share that is stretched grows with the pair."""
+    """YaRN: the share of the scaling grows with the pair. Peng et al. 2023, equations 17 to 20."""
     pairs = len(frequencies)
 
-    def pair_of(turns: float) -> float:
-        """Which pair makes that many turns within the original length."""
-        longest = scaling.original_max_position / (turns * 2 * math.pi)
+    def pair_of(rotations: float) -> float:
+        """The pair that makes this many rotations within the original length."""
+        longest = scaling.original_max_position / (rotations * 2 * math.pi)
         return pairs * math.log(longest) / math.log(theta)
 
     first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
@@ -87,9 +90,9 @@ def _ramped(frequencies: Tensor, scaling: YarnRope, theta: float) -> Tensor:
 
 
 def pair_halves(weight: Tensor, heads: int) -> Tensor:
-    """Reorder projection rows [heads * D, in] so that rotated pairs are neighbours.
+    """Reorder projection rows [heads * D, in] so that rotated pairs are adjacent.
 
-    Scores do not change, since queries and keys are reordered alike.
+    Scores stay the same, since queries and keys are reordered alike.
     """
     halves = weight.view(heads, 2, -1, weight.shape[1])
     return halves.transpose(1, 2).reshape(weight.shape)

@@ -1,4 +1,4 @@
-"""Embeddings: a table whose rows are looked up, as plain numbers or in a file's own blocks."""
+"""Embedding tables: rows are looked up in plain numbers, or in the file's quantized blocks."""
 
 from typing import Protocol
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class Rows(Protocol):
-    """A table [rows, columns] of which few rows are wanted at a time."""
+    """A table [rows, columns] whose rows are looked up by index."""
 
     shape: tuple[int, ...]
     nbytes: int
-    """Memory that it holds."""
+    """Memory of the table, in bytes."""
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """[T, columns], in the number format and on the device that the table was made for.
+        """Rows [T, columns], in the table's number format and on its device.
 
         Args:
             ids: [T] int64.
@@ -22,7 +22,7 @@ class Rows(Protocol):
 
 
 class DenseRows:
-    """A table of plain numbers, already in its format and place."""
+    """A table of plain numbers, already in the model's number format and on its device."""
 
     def __init__(self, table: Tensor) -> None:
         self._table = table
@@ -34,26 +34,25 @@ class DenseRows:
 
 
 class ByteRows:
-    """Rows of GGUF's Q8_0: 32 levels of 8 bits share one scale of 16 bits (CPU only).
+    """A table in GGUF's Q8_0: 32 values of 8 bits share one scale of 16 bits. CPU only.
 
-    A row is the same, bit for bit, as one of the decoded table.
+    A row is bit-identical to that of the decoded table.
     """
 
-    def __init__(self, scales: Tensor, levels: Tensor, dtype: torch.dtype) -> None:
-        """Keep the parts.
-
+    def __init__(self, scales: Tensor, quantized: Tensor, dtype: torch.dtype) -> None:
+        """
         Args:
             scales: [rows, columns / 32, 1] float16.
-            levels: [rows, columns / 32, 32] int8.
-            dtype: of what is looked up.
+            quantized: [rows, columns / 32, 32] int8.
+            dtype: number format of the rows that a look-up returns.
         """
         self._scales = scales
-        self._levels = levels
+        self._quantized = quantized
         self._dtype = dtype
-        self.shape: tuple[int, ...] = (levels.shape[0], levels.shape[1] * levels.shape[2])
-        self.nbytes = scales.nbytes + levels.nbytes
+        self.shape: tuple[int, ...] = (quantized.shape[0], quantized.shape[1] * quantized.shape[2])
+        self.nbytes = scales.nbytes + quantized.nbytes
 
     def __call__(self, ids: Tensor) -> Tensor:
-        levels = self._levels.index_select(0, ids).float()
-        wide = levels.mul_(self._scales.index_select(0, ids).float())
+        quantized = self._quantized.index_select(0, ids).float()
+        wide = quantized.mul_(self._scales.index_select(0, ids).float())
         return wide.view(len(ids), self.shape[1]).to(self._dtype)

@@ -1,4 +1,4 @@
-"""Tensors by their published names, each checked and asked for once."""
+"""Reads a model's tensors by their published names, and checks shapes and completeness."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -7,29 +7,35 @@ import torch
 from torch import Tensor
 
 from services.engine.compute.models.rows import DenseRows, Rows
-from services.engine.contract.model_config import ModelFileError
+from services.engine.contract.model_config import ModelConfig, ModelFileError
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """Tensors that stay in their file: each is decoded when it is asked for, and again each time.
+    """Tensors that stay in their file; every access decodes the tensor anew.
 
-    So a model's weights never exist twice: what is packed of one tensor is there before the next
-    is read.
+    So the stored and the packed form of the whole model are never in memory together: each tensor
+    is packed before the next one is read.
     """
 
     @abstractmethod
     def rows(self, name: str, dtype: torch.dtype) -> Rows:
-        """A table in the file's own blocks; KeyError as for a mapping."""
+        """The tensor as a table of rows, in the file's own number format where possible.
+
+        Raises:
+            KeyError: there is no such tensor.
+        """
 
 
-class Taker:
-    """Hands out tensors by name, checked, and knows which were never asked for."""
+class WeightReader:
+    """Reads tensors by name, checks their shapes, and detects tensors that were never read."""
 
     def __init__(
         self, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
     ) -> None:
         self._weights = weights
-        self._left = set(weights)
+        self._unread = set(weights)
         self._dtype = dtype
         self._device = device
 
@@ -37,25 +43,25 @@ class Taker:
         """The tensor in the model's number format, on its device.
 
         Raises:
-            ModelFileError: it is missing or has another shape.
+            ModelFileError: the tensor is missing or does not have this shape.
         """
         tensor = checked(self._weights, name, *shape)
-        self._left.discard(name)
+        self._unread.discard(name)
         return tensor.to(device=self._device, dtype=self._dtype)
 
     def optional(self, name: str, *shape: int, wanted: bool) -> Tensor | None:
-        """The tensor if the model's configuration wants it.
+        """The tensor if the model's configuration has it (`wanted`), else None.
 
         Raises:
-            ModelFileError: it is wanted, and missing or of another shape.
+            ModelFileError: a wanted tensor is missing or does not have this shape.
         """
         return self(name, *shape) if wanted else None
 
     def rows(self, name: str, *shape: int) -> Rows:
-        """A table to look rows up in, kept as the file keeps it where that is served.
+        """The tensor as a table for row look-ups, in the file's own format where possible.
 
         Raises:
-            ModelFileError: as when called.
+            ModelFileError: the tensor is missing or does not have this shape.
         """
         weights = self._weights
         if not isinstance(weights, StoredWeights) or name not in weights:
@@ -64,44 +70,65 @@ class Taker:
             return DenseRows(self(name, *shape))
         found = weights.rows(name, self._dtype)
         check_shape(name, found.shape, shape)
-        self._left.discard(name)
+        self._unread.discard(name)
         return found
 
     def ignore(self, *names: str) -> None:
-        """These have their place elsewhere, or may be there and are not used."""
-        self._left.difference_update(names)
+        """Accept these tensors unread: they are read elsewhere, or are not used."""
+        self._unread.difference_update(names)
 
-    def finish(self) -> None:
-        """Nothing must be left over.
+    def check_all_read(self) -> None:
+        """Check that every tensor was read or ignored.
 
         Raises:
-            ModelFileError: naming tensors that no part of the model asked for.
+            ModelFileError: tensors are left over; the message names up to five of them.
         """
-        left = [name for name in self._left if not name.endswith("rotary_emb.inv_freq")]
+        left = [name for name in self._unread if not name.endswith("rotary_emb.inv_freq")]
         if left:
             names = ", ".join(sorted(left)[:5])
-            raise ModelFileError(f"tensors without a place in the model: {names}")
+            raise ModelFileError(
+                f"{len(left)} tensors do not belong to this architecture: {names}; check the "
+                "architecture that the configuration names"
+            )
+
+
+def head_weight(reader: WeightReader, config: ModelConfig) -> Tensor:
+    """The head [vocabulary, hidden]; it is the embedding where the two are tied.
+
+    Raises:
+        ModelFileError: the tensor is missing or of the wrong shape.
+    """
+    if config.tie_embeddings:
+        reader.ignore("lm_head.weight")
+    name = EMBEDDING if config.tie_embeddings else "lm_head.weight"
+    return reader(name, config.vocab_size, config.hidden_size)
 
 
 def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [T, N], with the bias [N] added in place if there is one."""
+    """Add the bias [N] to x [T, N] in place, if there is one."""
     return x if bias is None else x.add_(bias)
 
 
 def checked(weights: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
-    """The tensor as it was stored.
+    """The tensor in its stored number format.
 
     Raises:
-        ModelFileError: it is missing or has another shape.
+        ModelFileError: the tensor is missing or does not have this shape.
     """
     tensor = weights.get(name)
     if tensor is None:
-        raise ModelFileError(f"tensor {name!r} is missing")
+        raise ModelFileError(f"tensor {name!r} is missing from the model's files")
     check_shape(name, tuple(tensor.shape), shape)
     return tensor
 
 
 def check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Raise ModelFileError if they differ."""
+    """Check a tensor's shape against the one that the configuration implies.
+
+    Raises:
+        ModelFileError: they differ.
+    """
     if found != wanted:
-        raise ModelFileError(f"tensor {name!r} has shape {found}, not {wanted}")
+        raise ModelFileError(
+            f"tensor {name!r} has shape {found}, but the configuration implies {wanted}"
+        )

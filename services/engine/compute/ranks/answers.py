@@ -1,20 +1,20 @@
-"""How a rank answers while it joins; afterwards it says nothing, and its end says all."""
+"""Messages from a rank to rank 0 while it joins. Later it sends none: a failure ends the rank."""
 
 import msgspec
 
 
 class Loaded(msgspec.Struct, tag=True, frozen=True):
-    """The first answer: its weights are in memory."""
+    """First message: the rank's weights are in memory."""
 
     weights_bytes: int
 
 
 class Joined(msgspec.Struct, tag=True, frozen=True):
-    """The second and last answer: all ranks have met, and this one needs the store no more."""
+    """Second and last message: the rank is connected to all others and needs the store no more."""
 
 
 class LoadFailed(msgspec.Struct, tag=True, frozen=True):
-    """The first and only answer of a rank that cannot serve."""
+    """First and only message of a rank that cannot read the model."""
 
     message: str
 

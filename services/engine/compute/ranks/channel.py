@@ -1,4 +1,4 @@
-"""The line between rank 0 and another rank: msgpack frames over a socket pair, in order."""
+"""The channel between rank 0 and another rank: msgpack frames over a socket pair, in order."""
 
 import socket
 import struct
@@ -11,13 +11,17 @@ _LENGTH = struct.Struct("<I")
 
 
 class ChannelClosedError(Exception):
-    """The other end is gone."""
+    """The other end was closed."""
 
 
 class Channel(Generic[T]):
-    """One end; blocking. `receives` is the union of the messages that the other end sends."""
+    """One end of a channel; all calls block."""
 
     def __init__(self, sock: socket.socket, receives: Any) -> None:
+        """
+        Args:
+            receives: union of the messages that the other end sends.
+        """
         self._sock = sock
         self._file = sock.makefile("rb")
         self._decoder = msgspec.msgpack.Decoder(receives)
@@ -26,7 +30,7 @@ class Channel(Generic[T]):
         """Write one message.
 
         Raises:
-            ChannelClosedError: the other end is gone.
+            ChannelClosedError: the other end was closed.
         """
         payload = msgspec.msgpack.encode(message)
         try:
@@ -38,7 +42,7 @@ class Channel(Generic[T]):
         """Wait for one message.
 
         Raises:
-            ChannelClosedError: the other end is gone.
+            ChannelClosedError: the other end was closed.
         """
         try:
             head = self._file.read(_LENGTH.size)
@@ -51,6 +55,6 @@ class Channel(Generic[T]):
         return message
 
     def close(self) -> None:
-        """Idempotent; the other end reads the end of the stream."""
+        """Close this end; the other end then gets ChannelClosedError. Idempotent."""
         self._file.close()
         self._sock.close()

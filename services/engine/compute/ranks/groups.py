@@ -1,4 +1,4 @@
-"""How ranks exchange rows. Every call is a collective: all ranks make it, with rows or without."""
+"""How ranks exchange tensors. Every call is a collective: all ranks make it, even without rows."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,31 +11,48 @@ from torch import Tensor
 from services.engine.contract.runner import RunnerFailedError
 
 _TIMEOUT = timedelta(seconds=60)
-"""A rank that says nothing for so long is taken for gone; one that dies is noticed at once."""
+"""A rank that takes longer counts as failed. The end of a process is noticed at once."""
 
 
 class Group(Protocol):
-    """A rank's place among all."""
+    """All ranks, as one of them sees them. Every call may raise RunnerFailedError."""
 
     rank: int
     size: int
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """[slots] rows for each slot of all ranks; gives [ranks, local slots] from each rank."""
+        """Exchange row counts.
+
+        Args:
+            counts: [slots] int64: rows that this rank sends to each slot of all ranks.
+
+        Returns:
+            [ranks, local slots] int64: rows that arrive from each rank for each local slot.
+        """
 
     def exchange_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        """Send the first send[0] rows to rank 0 and so on; gives rows in the order of ranks."""
+        """Send the first send[0] rows to rank 0, the next send[1] to rank 1, and so on.
+
+        Args:
+            rows: [sum(send), columns].
+            receive: rows that arrive from each rank.
+
+        Returns:
+            [sum(receive), columns], in the order of ranks.
+        """
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' parts, added in the order of ranks: the same bits on each rank, and
-        for each row whatever other rows there are."""
+        """Sum of all ranks' parts, added in the order of ranks.
+
+        The result is bit-identical on every rank, and does not depend on other rows.
+        """
 
     def close(self) -> None:
-        """Leave; idempotent."""
+        """Leave the group; idempotent."""
 
 
 class LoneGroup:
-    """One rank: all rows stay."""
+    """The group of a single rank: rows stay where they are."""
 
     rank = 0
     size = 1
@@ -57,19 +74,20 @@ class LoneGroup:
 
 
 class GlooGroup:
-    """Ranks on this machine, over loopback; blocks until all ranks have joined."""
+    """Ranks on this machine, connected over loopback with gloo."""
 
     def __init__(self, store_path: str, rank: int, size: int) -> None:
-        """
+        """Wait until all ranks have joined.
+
         Args:
-            store_path: a file for the ranks to find one another; the first one makes it.
+            store_path: a file through which the ranks find one another; the first rank makes it.
 
         Raises:
-            RunnerFailedError: the others did not come.
+            RunnerFailedError: the other ranks did not join in time.
         """
         self.rank = rank
         self.size = size
-        # A group of its own: torch's default one belongs to whoever uses this process as a library.
+        # Not torch's default group: that belongs to the program that uses this engine as a library.
         dist: Any = torch.distributed
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
@@ -79,7 +97,9 @@ class GlooGroup:
             store = dist.FileStore(store_path, size)
             self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
-            raise RunnerFailedError(f"rank {rank} found no others: {error}") from error
+            raise RunnerFailedError(
+                f"rank {rank} could not connect to the others: {error}"
+            ) from error
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """See Group."""
@@ -92,24 +112,26 @@ class GlooGroup:
         return self._all_to_all(rows.contiguous(), send, receive)
 
     def sum(self, part: Tensor) -> Tensor:
-        """See Group. Halves are added in float32.
+        """See Group. bfloat16 and float16 are added in float32.
 
-        Not an all-reduce: the order in which that adds depends on an element's place in the buffer,
-        so on the batch.
+        It is not an all-reduce: there the order of the sum depends on an element's place in the
+        buffer, and so on the batch.
         """
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self.size)]
         try:
             self._group.allgather([parts], [part]).wait()
         except RuntimeError as error:
-            raise RunnerFailedError(f"rank {self.rank} lost another: {error}") from error
+            raise RunnerFailedError(
+                f"rank {self.rank} lost the connection to another rank: {error}"
+            ) from error
         total = parts[0].float()
         for other in parts[1:]:
             total += other
         return total.to(part.dtype)
 
     def close(self) -> None:
-        """See Group. The group's threads must end before the interpreter does, or it aborts."""
+        """See Group. Its threads must end before the interpreter, which aborts otherwise."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()
@@ -120,7 +142,9 @@ class GlooGroup:
         try:
             self._group.alltoall_base(*work).wait()
         except RuntimeError as error:
-            raise RunnerFailedError(f"rank {self.rank} lost another: {error}") from error
+            raise RunnerFailedError(
+                f"rank {self.rank} lost the connection to another rank: {error}"
+            ) from error
         return out
 
 
@@ -140,7 +164,11 @@ class NcclGroup(GlooGroup):
 
 
 def join_group(store_path: str, rank: int, size: int, device: torch.device) -> Group:
-    """Meet the other ranks, over what their devices speak."""
+    """Join the other ranks, with NCCL between GPUs and gloo between CPUs.
+
+    Raises:
+        RunnerFailedError: the other ranks did not join in time.
+    """
     if device.type == "cuda":
         return NcclGroup(store_path, rank, size, device)
     return GlooGroup(store_path, rank, size)

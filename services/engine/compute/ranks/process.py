@@ -1,4 +1,4 @@
-"""Another rank's process as rank 0 sees it, and what such a process does around its work."""
+"""Processes of the other ranks: rank 0's handles to them, and what each of them runs."""
 
 import argparse
 import contextlib
@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,16 +24,22 @@ from services.engine.contract.runner import RunnerFailedError
 log = logging.getLogger(__name__)
 
 END_S = 3.0
+"""Time for a rank's process to end before it is killed."""
+_CAUSE_S = END_S / 3
+"""Time to wait for the end of a process whose connection was lost."""
+_POLL_S = 0.01
 
 
 class RankProcess:
-    """One other rank; ends when this end of the line is closed."""
+    """One other rank. Its process ends when this end of the channel is closed."""
 
     def __init__(self, name: str, module: str, join: msgspec.Struct) -> None:
-        """Start it and send its first command.
+        """Start the process and send its first command.
 
         Args:
-            name: what errors call it, e.g. "expert rank 1".
+            name: the rank's name in errors, e.g. "expert rank 1".
+            module: the process's main module.
+            join: the first command.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -45,12 +52,12 @@ class RankProcess:
         self._channel: Channel[Answer] = Channel(ours, Answer)
         self.send(join)
 
-    def loaded(self) -> int:
-        """Wait for its weights; gives their bytes.
+    def wait_loaded(self) -> int:
+        """Wait until the rank has loaded its weights; returns their size in bytes.
 
         Raises:
-            ModelFileError: it cannot read the model.
-            RunnerFailedError: it is gone.
+            ModelFileError: the rank cannot read the model.
+            RunnerFailedError: the process ended.
         """
         answer = self._answer()
         if isinstance(answer, LoadFailed):
@@ -58,29 +65,37 @@ class RankProcess:
         assert isinstance(answer, Loaded), answer
         return answer.weights_bytes
 
-    def joined(self) -> None:
-        """Wait until it has met all others."""
+    def wait_joined(self) -> None:
+        """Wait until the rank has connected to all others.
+
+        Raises:
+            RunnerFailedError: the process ended.
+        """
         answer = self._answer()
         assert isinstance(answer, Joined), answer
 
     def send(self, command: msgspec.Struct) -> None:
-        """Tell it what to do next.
+        """Send a command.
 
         Raises:
-            RunnerFailedError: it is gone.
+            RunnerFailedError: the process ended.
         """
         try:
             self._channel.send(command)
         except ChannelClosedError:
-            raise self._gone() from None
+            raise self._failure() from None
 
     def check(self) -> None:
-        """Raise RunnerFailedError if it is gone."""
+        """Check that the process runs.
+
+        Raises:
+            RunnerFailedError: it ended.
+        """
         if self._process.poll() is not None:
-            raise self._gone()
+            raise self._failure()
 
     def close(self) -> None:
-        """End it, by force if need be; idempotent."""
+        """End the process; kill it if it does not end within END_S. Idempotent."""
         self._channel.close()
         try:
             self._process.wait(END_S)
@@ -92,29 +107,107 @@ class RankProcess:
         try:
             return self._channel.next()
         except ChannelClosedError:
-            raise self._gone() from None
+            raise self._failure() from None
 
-    def _gone(self) -> RunnerFailedError:
+    def _failure(self) -> RunnerFailedError:
         try:
             status = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            return RunnerFailedError(f"{self._name} does not answer")
+            return RunnerFailedError(f"{self._name} closed its channel, but still runs")
         if status < 0:
             how = signal.Signals(-status).name
             return RunnerFailedError(f"{self._name} was killed by {how}")
         return RunnerFailedError(f"{self._name} ended with status {status}")
 
 
-def run_rank(description: str, commands: Any, serve: Callable[[Channel[Any]], None]) -> None:
-    """Serve on an inherited socket; never returns, so that no thread can hold the exit up.
+class OtherRanks:
+    """All other ranks of an engine, as rank 0 sees them."""
 
-    Whatever goes wrong ends the process: rank 0 sees it, and the engine ends as a whole.
+    def __init__(self) -> None:
+        self._ranks: list[RankProcess] = []
+
+    def start(self, name: str, module: str, join: msgspec.Struct) -> None:
+        """Start one more rank; see RankProcess."""
+        self._ranks.append(RankProcess(name, module, join))
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def wait_loaded(self) -> int:
+        """Wait until all ranks have loaded; returns the bytes of all their weights.
+
+        Raises:
+            ModelFileError: a rank cannot read the model.
+            RunnerFailedError: a process ended.
+        """
+        return sum(rank.wait_loaded() for rank in self._ranks)
+
+    def wait_joined(self) -> None:
+        """Wait until every rank has connected to all others.
+
+        Raises:
+            RunnerFailedError: a process ended.
+        """
+        for rank in self._ranks:
+            rank.wait_joined()
+
+    def send(self, command: msgspec.Struct) -> None:
+        """Send a command to every rank.
+
+        Raises:
+            RunnerFailedError: a process ended.
+        """
+        for rank in self._ranks:
+            rank.send(command)
+
+    def check(self) -> None:
+        """Check that all processes run.
+
+        Raises:
+            RunnerFailedError: one ended; the message says which and how.
+        """
+        for rank in self._ranks:
+            rank.check()
+
+    @contextlib.contextmanager
+    def naming_cause(self) -> Iterator[None]:
+        """Replace a lost connection in the body by the end of the process behind it.
+
+        Raises:
+            RunnerFailedError: of the ended process, if one ends within a second; else the body's.
+        """
+        try:
+            yield
+        except RunnerFailedError:
+            limit = time.monotonic() + _CAUSE_S
+            while time.monotonic() < limit:
+                self.check()
+                time.sleep(_POLL_S)
+            raise
+
+    def close(self) -> None:
+        """End all processes; idempotent."""
+        for rank in self._ranks:
+            rank.close()
+        self._ranks = []
+
+
+def run_rank(description: str, commands: Any, serve: Callable[[Channel[Any]], None]) -> None:
+    """Run a rank's process: serve the commands on an inherited socket, then exit.
+
+    It never returns: it exits at once, so that no thread can delay the exit. Any error ends the
+    process. Rank 0 notices, and the engine ends as a whole.
+
+    Args:
+        description: of the process, for `--help`.
+        commands: union of the commands that rank 0 sends.
+        serve: called with the channel to rank 0; ends with ChannelClosedError when rank 0 ends.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket to rank 0")
     args = parser.parse_args()
     die_with_parent()
-    # A terminal or a supervisor signals the whole group; it is rank 0 that ends us.
+    # A terminal or a supervisor signals the whole process group, but rank 0 ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     telemetry.setup("engine", otlp_endpoint="", log_level="info")
@@ -122,8 +215,8 @@ def run_rank(description: str, commands: Any, serve: Callable[[Channel[Any]], No
     try:
         with contextlib.suppress(ChannelClosedError):
             serve(Channel(socket.socket(fileno=args.fd), commands))
-    except Exception:  # the edge: the others learn of it by this process's end
-        log.exception("the rank cannot go on")
+    except Exception:  # the process's edge: rank 0 learns of the error from the exit
+        log.exception("the rank failed")
         status = 1
     sys.stderr.flush()
     os._exit(status)

@@ -1,19 +1,19 @@
-"""Keys of the noise: a hash of (seed, choice, absolute position, purpose) and nothing else.
+"""Keys of the sampling noise: a hash of (seed, choice, absolute position, purpose) only.
 
-No generator state exists, so a token's noise does not depend on who else is in the batch, on what
-was drawn before or on which engine draws. Only integers are used: every machine gets equal keys.
-`kernels.interface.Kernels.sample` spreads a key over the vocabulary.
+There is no generator state, so a token's noise does not depend on the rest of the batch, on earlier
+tokens, or on the engine. Only integers are used, so every machine computes the same keys.
+`kernels.interface.Kernels.sample` turns a key into noise for each token id.
 """
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 SAMPLE = 1
-"""Purpose: draw the next token."""
+"""Purpose: sample the next token."""
 
 
 def row_key(seed: int, choice: int, position: int, purpose: int = SAMPLE) -> tuple[int, int]:
-    """Two signed 32-bit words."""
+    """The key of a row, as two signed 32-bit words."""
     state = 0
     for part in (seed, choice, position, purpose):
         state = _mix((state ^ part) + _GOLDEN & _MASK)

@@ -1,6 +1,6 @@
-"""From logits to tokens; keeps no state, so a row's token depends on its own inputs alone.
+"""Samples tokens from logits. It keeps no state, so a row's token depends on its own inputs alone.
 
-Log-probabilities are of the raw logits: before bias, penalties, masks and temperature.
+Log-probabilities are those of the raw logits: before bias, penalties, masks and temperature.
 """
 
 import math
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
-from kernels.torch.sample import arg_max
 from services.engine.compute.sampling.logit_edits import edit_logits
 from services.engine.compute.sampling.sampling_inputs import SamplingInputs
 from services.engine.compute.sampling.truncation import truncate
@@ -20,20 +19,22 @@ from services.engine.contract.runner import SampledToken
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One round's result on host and device."""
+    """The sampled tokens of one round, on host and device."""
 
     tokens: tuple[SampledToken, ...]
     device_tokens: Tensor
     """[rows] int64."""
     nan_rows: tuple[int, ...]
+    """Rows whose logits are not finite."""
     empty_rows: tuple[int, ...]
+    """Rows whose masks leave no token."""
 
 
 class Sampler:
-    """Draws with one set of kernels.
+    """Samples with one kernel set.
 
     Args:
-        one_by_one: each row in calls of its own, so that no operator sees the batch.
+        one_by_one: sample each row in a call of its own, so that the batch cannot affect a row.
     """
 
     def __init__(self, kernels: Kernels, *, one_by_one: bool = False) -> None:
@@ -41,27 +42,27 @@ class Sampler:
         self._one_by_one = one_by_one
 
     def __call__(self, logits: Tensor, inputs: SamplingInputs) -> Draw:
-        """Draw one token per row of logits, [rows, vocabulary] float32; changes nothing of it."""
-        best, highest = _best(logits)
-        ids, top = (best, highest) if inputs.plain_greedy else self._draw(logits, inputs)
+        """Sample one token per row of logits [rows, vocabulary] float32, which stay unchanged."""
+        best, highest = self._best(logits)
+        ids, top = (best, highest) if inputs.plain_greedy else self._sample(logits, inputs)
         broken = tuple(i for i, score in enumerate(highest) if not math.isfinite(score))
         empty = tuple(i for i, s in enumerate(top) if s == -math.inf and i not in broken)
         tokens = self._report(logits, ids, inputs, broken)
         return Draw(tokens, ids, broken, empty)
 
-    def _draw(self, logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, list[float]]:
-        """Ids, and each row's highest score after its edits."""
+    def _sample(self, logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, list[float]]:
+        """Ids [rows] int64, and each row's highest score after its edits."""
         edited = logits.clone() if inputs.edited else logits
         for index in inputs.edited:
             edit_logits(edited[index], inputs.rows[index])
-        ids, highest = _best(edited)
+        ids, highest = self._best(edited)
         if inputs.drawn is not None:
             scores = edited.index_select(0, inputs.drawn).div_(inputs.temperatures)
             truncate(scores, [row.params for row in inputs.drawn_rows])
-            ids = ids.index_copy(0, inputs.drawn, self._sample(scores, inputs.keys))
+            ids = ids.index_copy(0, inputs.drawn, self._draw(scores, inputs.keys))
         return ids, highest
 
-    def _sample(self, scores: Tensor, keys: Tensor) -> Tensor:
+    def _draw(self, scores: Tensor, keys: Tensor) -> Tensor:
         if not self._one_by_one:
             return self._kernels.sample(scores, keys)
         return torch.cat(
@@ -70,6 +71,12 @@ class Sampler:
                 for i in range(scores.shape[0])
             ]
         )
+
+    def _best(self, scores: Tensor) -> tuple[Tensor, list[float]]:
+        """Id and score of each row's arg-max; the score is NaN if the row holds a NaN."""
+        ids = self._kernels.arg_max(scores)
+        highest: list[float] = scores.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
+        return ids, highest
 
     def _report(
         self, logits: Tensor, ids: Tensor, inputs: SamplingInputs, broken: Sequence[int]
@@ -86,7 +93,12 @@ class Sampler:
 
 
 def token_logprobs(logits: Tensor, ids: Tensor, num_top: int) -> list[SampledToken]:
-    """Log-probability of one id per row, and of the likeliest `num_top`, best first."""
+    """Log-probabilities of one id per row, and of the `num_top` likeliest ids, best first.
+
+    Args:
+        logits: [rows, vocabulary].
+        ids: [rows] int64.
+    """
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
     best = logprobs.topk(num_top)
@@ -96,10 +108,3 @@ def token_logprobs(logits: Tensor, ids: Tensor, num_top: int) -> list[SampledTok
         SampledToken(token_id, logprob, top)
         for token_id, logprob, top in zip(ids.tolist(), own, tops, strict=True)
     ]
-
-
-def _best(scores: Tensor) -> tuple[Tensor, list[float]]:
-    """Id and score of each row's arg-max; the score is NaN if any of the row is."""
-    ids = arg_max(scores)
-    highest: list[float] = scores.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
-    return ids, highest

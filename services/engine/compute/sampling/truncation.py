@@ -1,7 +1,7 @@
-"""Top-k, then top-p among what is left, then min-p: which scores may be drawn.
+"""Truncates the distribution: top-k, then top-p among the remaining ids, then min-p.
 
-Each is a lowest score that stays; equal scores stay or go together, so the kept set does not
-depend on how a sort breaks ties.
+Each rule gives a lowest score to keep. Equal scores are kept or dropped together, so the result
+does not depend on how a sort breaks ties.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from services.engine.contract.sampling_params import SamplingParams
 
-FIRST_LOOK = 512
-"""Highest scores sorted before falling back to all of them."""
+PARTIAL_SORT = 512
+"""Highest scores to sort before all of them."""
 
 
 def is_truncated(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether any of the three is on."""
+    """Whether top-k, top-p or min-p is on."""
     return 0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
 
 
 def truncate(scores: Tensor, params: Sequence[SamplingParams]) -> None:
-    """Set to -inf, in place, what may not be drawn.
+    """Set the scores of dropped ids to -inf, in place.
 
     Args:
         scores: [rows, vocabulary] float32, already divided by the temperature.
@@ -47,12 +47,12 @@ def _lowest_kept(row: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _nucleus(row: Tensor, limit: int, top_p: float) -> Tensor:
-    """Score of the last of the likeliest tokens whose probabilities sum to top_p or more."""
+    """Lowest score of the smallest set of likeliest ids whose probabilities add up to top_p."""
     if limit < row.shape[0]:
         ranked = row.topk(limit).values
         return _cut(ranked, ranked.logsumexp(0), top_p)
     total = row.logsumexp(0)
-    ranked = row.topk(min(FIRST_LOOK, limit)).values
+    ranked = row.topk(min(PARTIAL_SORT, limit)).values
     if (ranked - total).exp().sum() < top_p:
         ranked = row.sort(descending=True).values
     return _cut(ranked, total, top_p)

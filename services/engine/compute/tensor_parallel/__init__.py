@@ -1,6 +1,7 @@
-"""One dense model on several ranks, split as Megatron-LM splits it (Shoeybi et al. 2019).
+"""Tensor parallelism: one dense model split over ranks as in Megatron-LM (Shoeybi et al. 2019).
 
-shard.py      which part of each weight a rank holds, and the two sums a layer needs
-runner.py     rank 0: a ModelRunner that has the others run the same round
-rank_main.py  the other ranks' process; commands.py what they are told
+shard.py      the part of each weight that a rank holds, and the two sums that a layer needs
+runner.py     rank 0: a ModelRunner whose calls the other ranks repeat
+commands.py   commands from rank 0 to the other ranks
+rank_main.py  the process of another rank
 """

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks, in the order in which it does the same itself."""
+"""Commands from rank 0 to the other ranks, in the order in which rank 0 runs them itself."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from services.engine.contract.runner import SequenceMetadata
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """The first command: load a rank's part and meet the others."""
+    """First command: load this rank's part of the model and join the other ranks."""
 
     config: EngineConfig
     rank: int
@@ -15,7 +15,7 @@ class Join(msgspec.Struct, tag=True, frozen=True):
 
 
 class Allocate(msgspec.Struct, tag=True, frozen=True):
-    """Make block tensors."""
+    """Allocate the KV-cache blocks."""
 
     num_blocks: int
 
@@ -27,15 +27,15 @@ class CopyBlocks(msgspec.Struct, tag=True, frozen=True):
 
 
 class Forward(msgspec.Struct, tag=True, frozen=True):
-    """Run a round."""
+    """Run the layers of one round."""
 
     batch: tuple[SequenceMetadata, ...]
-    drawn: tuple[int, ...] | None
-    """Tokens of the round before; None if no row needs one."""
+    previous_tokens: tuple[int, ...] | None
+    """Sampled tokens of the previous round; None if no row needs one."""
 
 
 class Scrub(msgspec.Struct, tag=True, frozen=True):
-    """Make all blocks finite."""
+    """Replace values that are not finite in all blocks."""
 
 
 Command = Join | Allocate | CopyBlocks | Forward | Scrub

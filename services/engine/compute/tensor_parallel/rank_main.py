@@ -1,8 +1,7 @@
 """A rank that holds a part of a model.
 
-Run as `python -m services.engine.compute.tensor_parallel.rank_main --fd N`.
-
-It does what rank 0 says until that one is gone.
+Run as `python -m services.engine.compute.tensor_parallel.rank_main --fd N`. It runs rank 0's
+commands until rank 0 closes the channel.
 """
 
 import torch
@@ -27,18 +26,18 @@ from services.engine.contract.model_config import ModelFileError
 
 @torch.inference_mode()
 def serve(channel: Channel[Command]) -> None:
-    """Join as told, then serve.
+    """Load this rank's part and join the other ranks, then run commands.
 
     Raises:
-        ChannelClosedError: rank 0 is gone; the ordinary end.
-        RunnerFailedError: another rank is gone.
+        ChannelClosedError: rank 0 closed the channel; the ordinary end.
+        RunnerFailedError: another rank failed.
     """
     join = channel.next()
     assert isinstance(join, Join), "the first command must be Join"
     size = join.config.tensor_parallel
     shard = Shard(join.rank, size)
     try:
-        runner = ModelRunner(join.config, shard=shard)
+        runner = ModelRunner(join.config, partition=shard)
     except (ModelFileError, ConfigError) as error:
         channel.send(LoadFailed(message=str(error)))
         return
@@ -47,8 +46,8 @@ def serve(channel: Channel[Command]) -> None:
     channel.send(Joined())
     while True:
         match channel.next():
-            case Forward(batch=batch, drawn=drawn):
-                tokens = None if drawn is None else torch.tensor(drawn, device=runner.device)
+            case Forward(batch=batch, previous_tokens=ids):
+                tokens = None if ids is None else torch.tensor(ids, device=runner.device)
                 runner.forward(batch, tokens)
             case CopyBlocks(pairs=pairs):
                 runner.copy_blocks(pairs)

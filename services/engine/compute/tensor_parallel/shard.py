@@ -1,8 +1,8 @@
-"""A rank's part of a dense model: whole heads and a slice of the feed-forward's middle.
+"""A rank's part of a dense model: whole heads, and a slice of the feed-forward network.
 
 The first product of each half of a layer (query, key and value; gate and up) is split by outputs,
-the second (attention's output; down) by inputs, so a half needs one sum over ranks. Embedding,
-norms and head are on every rank; the head is used on rank 0 alone.
+the second (attention output; down) by inputs. So each half needs one sum over the ranks. Embedding,
+norms and head are on every rank; only rank 0 uses the head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,19 +25,16 @@ _BY_INPUT = ("o_proj.weight", "down_proj.weight")
 
 
 class Shard:
-    """Which rank of how many; `group` is set once all have met."""
+    """See ranks.partition.Partition; one of `size` equal parts."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.group: Group = LoneGroup()
+        """The ranks whose products are summed; set once all ranks have joined."""
 
     def part_of(self, source: ModelSource) -> ModelSource:
-        """The source of this rank's part.
-
-        Raises:
-            ConfigError: the model cannot be split into so many.
-        """
+        """See Partition."""
         config = source.config
         _check(config, self.size)
         return replace(
@@ -52,13 +49,13 @@ class Shard:
         )
 
     def kernels(self, whole: Kernels) -> Kernels:
-        """Kernels whose spread products are summed over the ranks."""
+        """See Partition; row-parallel products are summed over the ranks."""
         name = f"{whole.name}-tp{self.size}"
-        return replace(whole, name=name, spread=lambda linear: _Summed(linear, self))
+        return replace(whole, name=name, row_parallel=lambda linear: _Summed(linear, self))
 
 
 class _Slices(StoredWeights):
-    """A rank's part of each tensor, cut when it is asked for."""
+    """A rank's part of each tensor; cut at every access."""
 
     def __init__(self, whole: Mapping[str, Tensor], rank: int, size: int) -> None:
         self._whole = whole
@@ -86,7 +83,7 @@ class _Slices(StoredWeights):
 
 
 class _Summed:
-    """A product of which each rank has a part of the inputs."""
+    """A product whose inputs are split over the ranks; the result is their sum."""
 
     def __init__(self, part: Linear, shard: Shard) -> None:
         self._part = part
@@ -104,28 +101,35 @@ class _Summed:
 
 
 def check_config(config: EngineConfig) -> None:
-    """Refuse what does not go with several ranks, before any is started.
+    """Check the options before any rank is started.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: an option does not work with tensor parallelism; the message names it.
     """
     if config.dtype == "int8":
-        raise ConfigError("dtype=int8: a model split by tensor_parallel is not served in it")
+        raise ConfigError("dtype=int8: not supported with tensor_parallel; use float32 or bfloat16")
     if config.expert_parallel > 1:
-        raise ConfigError("tensor_parallel: does not go together with expert_parallel")
+        raise ConfigError(
+            f"tensor_parallel={config.tensor_parallel}: cannot be combined with expert_parallel; "
+            "set one of the two to 1"
+        )
     if config.device == "cuda" and torch.cuda.device_count() < config.tensor_parallel:
         raise ConfigError(
-            f"tensor_parallel={config.tensor_parallel}: there are {torch.cuda.device_count()} "
-            "devices, and each rank needs one"
+            f"tensor_parallel={config.tensor_parallel}: each rank needs a GPU, but this machine "
+            f"has {torch.cuda.device_count()}"
         )
 
 
 def _check(config: ModelConfig, size: int) -> None:
     if config.moe is not None:
-        raise ConfigError("tensor_parallel: a model with experts is split by expert_parallel")
+        raise ConfigError(
+            f"tensor_parallel={size}: a model with experts is split by expert_parallel instead"
+        )
     for what, count in (
         ("key and value heads", config.num_kv_heads),
         ("rows of the feed-forward", config.intermediate_size),
     ):
         if count % size:
-            raise ConfigError(f"tensor_parallel={size}: the model's {count} {what} cannot be split")
+            raise ConfigError(
+                f"tensor_parallel={size}: the model's {count} {what} are not a multiple of {size}"
+            )

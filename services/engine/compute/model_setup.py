@@ -1,0 +1,100 @@
+"""What a model runner decides before it loads weights: device, kernel set, length, experts."""
+
+import torch
+
+from kernels import dispatch
+from kernels.interface import Kernels, UnsupportedError
+from services.common.config.settings import ConfigError
+from services.engine.compute.expert_parallel.leader import ExpertLeader, expert_shape
+from services.engine.compute.loader import ModelSource
+from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.numerics import TORCH_DTYPES
+from services.engine.contract.config import EngineConfig
+from services.engine.contract.model_config import ModelConfig
+from services.engine.model_files.known_models import find_model
+
+
+def find_device(config: EngineConfig) -> torch.device:
+    """The device that the option `device` names; "auto" is a GPU if there is one.
+
+    Raises:
+        ConfigError: torch cannot use the device on this machine.
+    """
+    name = config.device
+    if name == "auto":
+        name = "cuda" if dispatch.has_device("cuda") else "cpu"
+    if not dispatch.has_device(name):
+        raise ConfigError(f"device={name}: torch finds no such device on this machine; use cpu")
+    return torch.device(name)
+
+
+def choose_kernels(
+    config: EngineConfig, device: torch.device, model: ModelConfig, *, whole_model: bool
+) -> Kernels:
+    """The kernel set for a model: one that runs whole rounds if there is one and it is not off.
+
+    Args:
+        whole_model: this process holds the whole model, not a rank's part of it.
+
+    Raises:
+        ConfigError: no kernel set supports the options; the message names one.
+    """
+    if config.dtype == "int8" and model.moe:
+        raise ConfigError(
+            "dtype=int8: not supported for models with experts; use float32 or bfloat16"
+        )
+    name = None
+    if config.kernels != "torch" and whole_model and model.moe is None:
+        sizes = (model.head_dim, config.block_size)
+        name = dispatch.compiled_set(device.type, config.dtype, sizes)
+    try:
+        return dispatch.load(
+            name
+            or dispatch.choose(device.type, dtype=config.dtype, deterministic=config.deterministic)
+        )
+    except UnsupportedError as error:
+        raise ConfigError(str(error)) from error
+
+
+def max_positions(config: EngineConfig, model: ModelConfig) -> int:
+    """Positions that a sequence may reach: the option `max_model_len`, else the model's limit.
+
+    Raises:
+        ConfigError: the option exceeds the model's limit.
+    """
+    if config.max_model_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len}: the model supports at most "
+            f"{model.max_position} positions"
+        )
+    return config.max_model_len or model.max_position
+
+
+def start_experts(
+    config: EngineConfig, source: ModelSource, kernels: Kernels, device: torch.device
+) -> ExpertLeader | None:
+    """Load the experts and start the other ranks; None for a dense model.
+
+    Raises:
+        ConfigError: an option does not fit the model, or does not work on this device.
+        ModelFileError: an expert's tensor is missing or of the wrong shape.
+        RunnerFailedError: another rank ended.
+    """
+    model = source.config
+    if model.moe is None:
+        if config.expert_parallel > 1 or config.redundant_experts:
+            raise ConfigError("expert_parallel, redundant_experts: the model has no experts")
+        return None
+    if config.expert_parallel > 1 and find_model(config.model).path.is_file():
+        raise ConfigError(
+            f"expert_parallel={config.expert_parallel}: more than one rank needs a model folder "
+            "with safetensors, not a GGUF file"
+        )
+    if config.expert_parallel > 1 and device.type != "cpu":
+        raise ConfigError(
+            f"expert_parallel={config.expert_parallel}: more than one rank needs device=cpu, "
+            f"not {device.type}"
+        )
+    shape = expert_shape(config, model.moe)
+    weights = ExpertWeights.find(model, source.weights, TORCH_DTYPES[config.dtype], device)
+    return ExpertLeader(config, shape, weights, kernels, source.revision)

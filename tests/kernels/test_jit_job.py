@@ -1,0 +1,73 @@
+"""The tables of a compiled round: each field has one index and a docstring, and is filled."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.compiled import job as j
+from tests.kernels.test_jit import CASES, LENGTHS, Rounds
+
+_SECTIONS = ("Job table", "Parts of a layer", "Part table", "Layer table", "Sync area")
+_NEED_NO_DOCSTRING = {"QKV", "GATE_UP", "DOWN"}
+
+
+def _fields(section: str) -> dict[str, int]:
+    """Names and numbers that the section assigns, in the order of the source."""
+    text = Path(j.__file__).read_text(encoding="utf-8")
+    part = text.split(f"\n# {section}", 1)[1].split("\n# ", 1)[0]
+    return {
+        node.targets[0].id: node.value.value
+        for node in ast.parse("# " + part).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "last"), [("Job table", "SIZE"), ("Part table", "PART_SIZE"), ("Layer table", None)]
+)
+def test_fields_are_numbered_without_a_gap(section: str, last: str | None) -> None:
+    names = list(_fields(section))
+    end = names.index(last) + 1 if last else names.index("WEIGHTS") + 1
+    numbers = list(_fields(section).values())[:end]
+    assert numbers == list(range(end))
+
+
+def test_weights_of_all_parts_fit_into_a_row_of_the_layer_table() -> None:
+    places = {
+        j.WEIGHTS + j.WEIGHT_SIZE * part + field
+        for part in (j.QKV, j.OUTPUT, j.GATE_UP, j.DOWN)
+        for field in (j.PANELS, j.PANEL_SCALES, j.BIAS)
+    }
+    assert places == set(range(j.WEIGHTS, j.LAYER_SIZE))
+
+
+def test_every_field_of_the_job_table_is_filled() -> None:
+    """A field that is added but never written would be read as 0, an address of nothing."""
+    model = CASES["window"]
+    program = model.program()
+    rounds = Rounds(model, program, LENGTHS)
+    rounds.run([(seq, 0, length) for seq, length in enumerate(LENGTHS)])
+    empty = (program._team.job == 0).nonzero().view(-1).tolist()
+    assert empty == [j.QUIT, j.INT8]
+    assert torch.all(program._parts[:, : j.TARGET_STRIDE + 1] != 0)
+
+
+def test_a_layer_has_as_many_phases_as_the_job_runs() -> None:
+    """The last phase of the last layer must lie in the sync area, and no phase beyond it."""
+    model = CASES["small"]
+    program = model.program()
+    rounds = Rounds(model, program, [3])
+    used = []
+    run = program._team.run
+
+    def spy(phases: int) -> None:
+        run(phases)
+        lines = program._team._sync.view(-1, j.PHASE_BYTES // j.INT64_BYTES)
+        used.append((phases, int(lines.any(1).nonzero().max())))
+
+    program._team.run = spy  # type: ignore[method-assign]
+    rounds.run([(0, 0, 3)])
+    layers = len(model.layers)
+    assert used[0] == (j.PHASES * layers, j.PHASES * layers)
