@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
@@ -17,15 +16,10 @@ from grpc_health.v1 import health_pb2
 from inferfleet_proto.admin.v1 import fleet_pb2_grpc
 from services.balancer import fleet_servicer
 from services.balancer.config import BalancerConfig, balancer_id_of
-from services.balancer.engines.engine_view import CostModel
 from services.balancer.engines.registry import EngineRegistry
-from services.balancer.metrics import BalancerMetrics, EngineGauges
-from services.balancer.queue.admission import Admission
+from services.balancer.metrics import EngineGauges
 from services.balancer.request import run_servicer
-from services.balancer.request.dependencies import Dependencies
-from services.balancer.routing.decision_ledger import DecisionLedger
-from services.balancer.routing.prefix_match import PrefixMatcher
-from services.balancer.routing.router import Router
+from services.balancer.request.dependencies import Dependencies, make_dependencies
 from services.common import rpc
 from services.common.config.settings import ConfigError
 from services.common.etcd.client import Etcd
@@ -96,7 +90,9 @@ class BalancerService:
         membership = rpc.Membership.from_config(config)
         etcd = self._connect_etcd()
         records = await self._start_records(etcd)
-        deps = self.dependencies = self._make_dependencies(membership, records)
+        deps = self.dependencies = make_dependencies(
+            config, membership, records, self._background, self._telemetry.tracer
+        )
         stack.push_async_callback(deps.matcher.close)
         stack.push_async_callback(deps.registry.stop)
         stack.push_async_callback(self._background.close)
@@ -163,43 +159,6 @@ class BalancerService:
         await view.start()
         self._stack.push_async_callback(view.stop)
         return view
-
-    def _make_dependencies(
-        self, membership: rpc.Membership, records: RegistryRecords
-    ) -> Dependencies:
-        config, metrics = self._config, BalancerMetrics()
-        # Registry and admission depend on each other through these two calls only.
-        registry = EngineRegistry(
-            config,
-            membership,
-            records,
-            self._background,
-            changed=lambda: admission.pump(),
-            clock=time.monotonic,
-        )
-        admission = Admission(
-            registry.views,
-            queue_size=config.queue_size,
-            headroom=config.engine_headroom,
-            patience_s=config.patience_s,
-        )
-        matcher = PrefixMatcher(
-            config.kvcache,
-            membership,
-            timeout_s=config.match_timeout_s,
-            tracer=self._telemetry.tracer,
-            observe=lambda outcome, seconds: metrics.match_s.labels(outcome).observe(seconds),
-        )
-        router = Router(
-            config.policy,
-            registry.views,
-            admission.has_free_slots,
-            cost=CostModel(pressure_s=config.pressure_s),
-            rng=random.Random(),
-            observe=metrics.decision_s.observe,
-        )
-        decisions = DecisionLedger(config.explain_requests)
-        return Dependencies(config, registry, admission, matcher, router, decisions, metrics)
 
     async def _start_servers(self, deps: Dependencies, membership: rpc.Membership) -> None:
         config = self._config

@@ -23,7 +23,10 @@ from services.balancer.config import BalancerConfig
 from services.balancer.service import BalancerService
 from services.common import errors, rpc
 from services.common.service.telemetry import Telemetry
-from tests.doubles.balancer_engine import MODEL, FakeEngine, FakeIndex, FakeKeys, stream_of
+from tests.doubles.fake_engine import MODEL, FakeEngine
+from tests.doubles.prefix_index import FakePrefixIndex
+from tests.doubles.registry import FakeRegistry
+from tests.doubles.scripts import stream_of
 
 
 async def until(condition: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
@@ -38,8 +41,8 @@ class Fleet:
     """A balancer and its fakes."""
 
     def __init__(self, **config: Any) -> None:
-        self.keys = FakeKeys()
-        self.index = FakeIndex()
+        self.keys = FakeRegistry()
+        self.index = FakePrefixIndex()
         self.engines: list[FakeEngine] = []
         self.spans = InMemorySpanExporter()
         self.config = config
@@ -172,7 +175,7 @@ class EngineProcess:
     """A fake engine in a process of its own."""
 
     def __init__(self, engine_id: str, *flags: str) -> None:
-        command = [sys.executable, "-m", "tests.doubles.balancer_engine"]
+        command = [sys.executable, "-m", "tests.doubles.fake_engine"]
         command += ["--engine-id", engine_id, *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

@@ -26,7 +26,7 @@ from services.common.text.byte_level import byte_assets
 from services.gateway.config import GatewayConfig
 from services.gateway.models.alias_table import AliasTable
 from services.gateway.service import GatewayService
-from tests.doubles.balancer_engine import MODEL, FakeEngine
+from tests.doubles.fake_engine import MODEL, FakeEngine
 
 OLD, NEW = "r1", "r2"
 
@@ -74,7 +74,12 @@ class Fleet:
         for number in range(2):
             ready = self.folder / f"gateway-{number}"
             keys = {"etcd": (self.endpoint,), "port": 0, "http_port": 0, "log_level": "error"}
-            self.gateways.append(GatewayService(GatewayConfig(ready_file=str(ready), **keys)))
+            self.gateways.append(
+                GatewayService(
+                    GatewayConfig(ready_file=str(ready), **keys),
+                    Telemetry(TracerProvider(shutdown_on_exit=False)),
+                )
+            )
             await self.gateways[-1].start()
             self.addresses.append(json.loads(ready.read_text())["address"])
 

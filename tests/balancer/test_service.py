@@ -182,7 +182,7 @@ async def test_only_members_are_served(make_fleet, tmp_path, engine_request):
         await fleet.admin().ListEngines(fleet_pb2.ListEnginesRequest())
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     await fleet.ask(engine_request(), metadata=((TOKEN_KEY, "s3cret"),))
-    assert engine.shown[0][TOKEN_KEY] == "s3cret", "the balancer sends it to engines too"
+    assert engine.carrier_metadata[0][TOKEN_KEY] == "s3cret", "the balancer sends it to engines too"
 
 
 @pytest.mark.parametrize(

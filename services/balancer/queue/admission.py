@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from services.balancer.engines.engine_view import EngineState, EngineView, RoutingRequest
-from services.balancer.queue.fair_queue import FairQueue, TenantCounters
+from services.balancer.queue.fair_queue import FairQueue
 from services.balancer.queue.slots import QueueKey, ReservedSlots, SlotReservation, queue_key
+from services.balancer.queue.tenant_counters import TenantCounters
 from services.balancer.queue.wait_estimate import WaitEstimate
 from services.common.errors import (
     DeadlineExceededError,

@@ -6,7 +6,7 @@ A request of n choices takes n slots. From its dispatch on, the engine's own cou
 from collections.abc import Callable
 
 from services.balancer.engines.engine_view import RoutingRequest
-from services.balancer.queue.fair_queue import TenantCounters
+from services.balancer.queue.tenant_counters import TenantCounters
 from services.balancer.queue.wait_estimate import WaitEstimate
 
 QueueKey = tuple[str, str]

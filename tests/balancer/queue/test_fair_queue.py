@@ -8,9 +8,9 @@ from services.balancer.queue.fair_queue import (
     MAX_LEVELS,
     PRIORITY_TOKENS,
     FairQueue,
-    TenantCounters,
     head_start,
 )
+from services.balancer.queue.tenant_counters import TenantCounters
 
 
 def queue(limit=10):

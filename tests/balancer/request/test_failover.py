@@ -112,7 +112,7 @@ async def test_engines_of_the_version_before_resume_streams_and_have_theirs_resu
     request = engine_request(n=2)
     assert as_seen(await fleet.ask(request)) == undisturbed(request)
     assert [len(engine.requests) for engine in (first, second)] == [1, 1]
-    assert [len(engine.shown) for engine in (first, second)] == {
+    assert [len(engine.carrier_metadata) for engine in (first, second)] == {
         "first": [0, 1],
         "second": [1, 0],
         "both": [0, 0],
