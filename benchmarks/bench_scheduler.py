@@ -15,7 +15,7 @@ import time
 
 from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.config import EngineConfig
-from services.engine.contract.messages import AddRequest
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.runner import SampledToken, SamplerOutput
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.core.engine_factory import build_engine
@@ -47,9 +47,7 @@ def measure(num_seqs: int, rounds: int) -> dict[str, float]:
     params = SamplingParams(temperature=0.0, seed=1, ignore_eos=True)
     for index in range(num_seqs):
         prompt = [(index * 31 + place) % 500 + 1 for place in range(PROMPT_TOKENS)]
-        engine.add_request(
-            AddRequest(request_key=str(index), prompt_token_ids=prompt, params=params)
-        )
+        engine.add_request(AddRequest(str(index), CoreRequest(prompt, params)))
     while engine.scheduler.uncached_tokens_queued():
         engine.step()
     scheduled: list[float] = []

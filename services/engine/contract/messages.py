@@ -1,44 +1,58 @@
-"""What the front and the core say to each other: one batch each way a round.
+"""Messages between an engine's front process and its core process.
 
-The front owns text and streams, the core owns scheduling, memory and the device. Both sides know
-these records and nothing else of one another. They travel as msgpack (msgspec), ids as plain ints.
+The front owns text and streams; the core owns scheduling, memory and the device. They exchange one
+batch of these records each way per round, as msgpack. Token ids are plain ints.
 """
+
+from typing import Literal
 
 import msgspec
 
 from services.engine.contract.config import EngineConfig
-from services.engine.contract.runner import ExpertPlacement, ExpertShape
+from services.engine.contract.finish_reason import FinishReason
+from services.engine.contract.runner import ExpertPlacement, RunnerInfo
 from services.engine.contract.sampling_params import SamplingParams
 
 
 class StartCore(msgspec.Struct, tag=True, frozen=True):
-    """The first message to a core; answered by CoreReady or CoreFailed."""
+    """The first message to a core, which answers with CoreReady or CoreFailed."""
 
     config: EngineConfig
 
 
-class AddRequest(msgspec.Struct, tag=True, frozen=True):
-    """A request that passed validation in the front; the seed is set."""
+class CoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the core needs of a request.
 
-    request_key: str
-    """Unique in this engine: the front's own, never the caller's request id."""
+    The front's `AcceptedRequest` extends it, so a request is passed on without being copied; fields
+    that only the front uses are dropped when the core decodes the message.
+    """
+
     prompt_token_ids: list[int]
     params: SamplingParams
+    """Validated in the front; the seed is set."""
     salt: bytes = b""
+    """Requests with different salts never share cached blocks."""
     tenant: str = ""
     priority: int = 0
+    continued: tuple[tuple[int, ...], ...] = ()
+    """Per choice, the tokens that another engine already generated; empty for a new request."""
+    finished_choices: tuple[int, ...] = ()
+    """Choices that ended on another engine: they are not run and produce no output."""
+
+
+class AddRequest(msgspec.Struct, tag=True, frozen=True):
+    """Run a request."""
+
+    request_key: str
+    """Unique in this engine: assigned by the front, never the client's request id."""
+    request: CoreRequest
     deadline_unix_s: float | None = None
-    continued: list[list[int]] = []
-    """Per choice, the tokens that another engine already generated; empty for a fresh request."""
-    finished_choices: list[int] = []
-    """Choices that ended at another engine: they are not run and nothing is said of them."""
 
 
 class AbortRequest(msgspec.Struct, tag=True, frozen=True):
-    """End a request in any state; answered by no further output."""
+    """End a request in any state. The core sends no further output for it."""
 
     request_key: str
-    reason: str = "client"
     choice: int | None = None
     """End this choice alone (its stop string was found); None ends all."""
 
@@ -48,11 +62,11 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class SendSnapshot(msgspec.Struct, tag=True, frozen=True):
-    """List all cached blocks in the next report (the prefix index asked for them)."""
+    """List all reusable blocks in the next report; the prefix index has requested them."""
 
 
 class SetLogLevel(msgspec.Struct, tag=True, frozen=True):
-    """Log from this level on, as the front does."""
+    """Set the core's log level to the front's."""
 
     level: str
 
@@ -69,7 +83,7 @@ class ApplyPlacement(msgspec.Struct, tag=True, frozen=True):
 
 
 class PlacementRejection(msgspec.Struct, frozen=True, array_like=True):
-    """A map that does not fit; the one before it stays in use."""
+    """A placement that does not fit; the previous one stays in use."""
 
     version: int
     reason: str
@@ -84,55 +98,85 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChoiceOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What one round gave one choice of one request."""
+    """What one round produced for one choice of one request."""
 
     request_key: str
     choice: int
     token_ids: list[int]
-    finish_reason: str | None = None
-    """EOS, STOP_TOKEN, MAX_TOKENS, CONTEXT_FULL or GRAMMAR_COMPLETE; STOP_STRING is the front's."""
+    finish_reason: FinishReason | None = None
+    """Set when the choice has ended; never STOP_STRING."""
     matched_token_id: int | None = None
+    """The end or stop token that ended the choice."""
     logprobs: list[TokenLogprobs] = []
+    """One per token of `token_ids`, if requested."""
     num_cached_tokens: int = 0
-    """Set with the first token."""
+    """Prompt tokens found in the cache; set with the first token."""
     prompt_logprobs: list[TokenLogprobs] = []
-    """With the first token, if asked for: one per prompt token from the second on."""
+    """With the first token, if requested: one per prompt token from the second on."""
 
 
 class RequestFailure(msgspec.Struct, frozen=True, array_like=True):
-    """A request that ends with a status: `code` is the gRPC status name."""
+    """A request that ends with an error."""
 
     request_key: str
     code: str
+    """Name of the gRPC status."""
     reason: str
     message: str
     field: str | None = None
     retry_after_s: float | None = None
-    """When a repeat is sensible, from the measured drain rate; with RESOURCE_EXHAUSTED."""
+    """When to retry, from the measured drain rate; with RESOURCE_EXHAUSTED."""
+
+
+Verb = Literal["enqueue", "admit", "submit", "collect", "release"]
+"""Steps of a request's life; see docs/request-lifecycle.md."""
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A moment in a request's life: verb is enqueue, admit, submit, collect or release."""
+    """A timestamp in a request's life; the fields after `unix_ns` depend on the verb."""
 
     request_key: str
-    verb: str
+    verb: Verb
     unix_ns: int
-    detail: dict[str, int] = {}
+    choice: int | None = None
+    """The choice that was preempted, got its first token or ended."""
+    preempted: bool = False
+    """submit: the choice lost its blocks and went back to the queue."""
+    first: bool = False
+    """collect: the choice got its first token."""
+    end: bool = False
+    """collect: the choice ended."""
+    step: int | None = None
+    """submit: the round of a prompt chunk."""
+    start: int | None = None
+    """submit: first position of the chunk."""
+    tokens: int | None = None
+    """submit: tokens of the chunk. collect, with `end`: output tokens of the choice."""
+    lost_tokens: int | None = None
+    """submit, with `preempted`: positions to be computed again."""
+    prompt_tokens: int | None = None
+    """enqueue: length of the prompt."""
+    cached_tokens: int | None = None
+    """admit: leading prompt tokens found in the cache."""
 
 
 class StoredBlocks(msgspec.Struct, tag=True, frozen=True):
-    """Blocks of one chain that became reusable: 32-byte hashes in order."""
+    """Consecutive blocks of one chain that became reusable."""
 
     hashes: list[bytes]
+    """32 bytes each, parents first."""
     parent: bytes | None
+    """Hash of the block before the first; None if the chain starts here."""
 
 
 class RemovedBlocks(msgspec.Struct, tag=True, frozen=True):
+    """Blocks that were evicted."""
+
     hashes: list[bytes]
 
 
 class ClearedBlocks(msgspec.Struct, tag=True, frozen=True):
-    pass
+    """All blocks were dropped."""
 
 
 CacheEvent = StoredBlocks | RemovedBlocks | ClearedBlocks
@@ -152,47 +196,45 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoreReady(msgspec.Struct, tag=True, frozen=True):
-    """The core has loaded its model, measured its memory and serves."""
+    """The core has loaded its model, allocated its memory and accepts requests."""
 
-    model: str
-    model_revision: str
-    numerics_id: str
+    info: RunnerInfo
     hash_namespace: bytes
+    """Root of all block hashes; engines share cached blocks only if theirs are equal."""
     block_size: int
+    """Tokens per block."""
     num_blocks: int
     max_model_len: int
-    vocab_size: int
-    eos_token_ids: list[int]
-    load_s: float
-    weights_bytes: int
+    """Longest prompt plus output of this engine; at most the model's (`info.max_model_len`)."""
     kv_bytes: int
-    experts: ExpertShape | None = None
-    """None for a model without experts: it takes no placement."""
+    """Memory of all blocks."""
 
 
 class CoreFailed(msgspec.Struct, tag=True, frozen=True):
-    """The core cannot go on; the process ends after this message."""
+    """The core has failed; its process ends after this message."""
 
     message: str
 
 
 class RoundReport(msgspec.Struct, tag=True, frozen=True):
-    """All that one round has to tell."""
+    """Everything that one round produced."""
 
     step: int
+    """The round whose tokens these are; 0 for none."""
     outputs: list[ChoiceOutput] = []
     failures: list[RequestFailure] = []
     marks: list[Mark] = []
     cache_events: list[CacheEvent] = []
     snapshot: list[StoredBlocks] | None = None
+    """All reusable blocks, in the report after SendSnapshot."""
     load: Load = Load()
     placement_version: int = 0
-    """Of the map in use when the report was made; while idle a change has a report of its own."""
+    """Version of the placement in use. A change while the engine is idle has its own report."""
     placement_rejected: PlacementRejection | None = None
-    """Told once, in the first report after the refusal."""
+    """Set once, in the first report after the rejection."""
     expert_loads: list[list[int]] | None = None
-    """[layers with experts, logical experts] tokens over the last rounds (the window is the
-    setting `expert_load_window`); every few seconds while rounds run, else None."""
+    """[layers with experts, logical experts] tokens over the last `expert_load_window` rounds;
+    sent every few seconds while rounds run, otherwise None."""
 
 
 ToCore = (

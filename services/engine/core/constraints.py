@@ -1,7 +1,7 @@
-"""The constraints of a core's requests: a grammar asked for on arrival, then a matcher a choice.
+"""`Constraints`: gets the grammar of a constrained request built and gives each choice a matcher.
 
-A request waits here, held out of admission, until its grammar is built. All failures are values
-that end one request.
+A request is held out of admission until its grammar is built. All failures are values that end one
+request.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from services.engine.scheduling.sequence import Request, Sequence
 
 
 class Failure(NamedTuple):
-    """How a request ends: the fields of `RequestFailure` after its key."""
+    """Why a request fails: the fields of `RequestFailure` after the key."""
 
     code: str
     reason: str
@@ -30,20 +30,22 @@ class Failure(NamedTuple):
 _REFUSED = Failure(
     "FAILED_PRECONDITION",
     "CONSTRAINT_UNSATISFIABLE",
-    "the answer so far does not fit the request's constraint",
+    "the answer so far does not match the request's constraint",
 )
 _SLOW = Failure(
     "FAILED_PRECONDITION",
     TOO_COSTLY,
-    "the constraint takes too long to follow: its grammar is ambiguous",
+    "matching a token against the constraint takes too long: its grammar is ambiguous",
 )
 
 
 class Constraints:
-    """Owner of the builder and of who waits for it. One thread calls everything."""
+    """Owns the grammar builder and the requests that wait for it. One thread calls all methods."""
 
     def __init__(self, make_builder: Callable[[], SOMatcherBuilder] | None = None) -> None:
-        """Args: what makes the builder at the first constraint; None serves no constraint."""
+        """Args:
+        make_builder: called at the first constraint; None serves no constraint.
+        """
         self._make_builder = make_builder
         self._builder: SOMatcherBuilder | None = None
         self._held: dict[str, Request] = {}
@@ -54,7 +56,7 @@ class Constraints:
         return len(self._held)
 
     def warm(self) -> None:
-        """Start the builder and wait until it has built something, so that no request has to."""
+        """Start the builder and wait until it has built a first grammar."""
         if self._make_builder is None or self._builder is not None:
             return
         self._builder = self._make_builder()
@@ -63,39 +65,47 @@ class Constraints:
             self._builder.wait(1.0)
 
     def check_served(self, request: Request) -> None:
-        """Raises UnimplementedError for a constraint where none is served."""
+        """Refuse a constraint if this engine serves none.
+
+        Raises:
+            UnimplementedError: naming the constraint's field.
+        """
         constraint = request.params.constraint
         if constraint is not None and self._make_builder is None:
             field = f"constraint.{constraint.kind}"
             raise UnimplementedError(
-                f"{field}: this engine does not constrain its output",
+                f"{field}: this engine has no tokenizer, so it serves no constraints",
                 violations=(Violation(field, "not served"),),
             )
 
     def hold(self, request: Request) -> None:
-        """Ask for a request's grammar; `poll` says when it is there."""
+        """Start building a request's grammar; `poll` returns the request once it is built.
+
+        Raises:
+            ValueError: the request has no constraint, or none is served.
+        """
         constraint = request.params.constraint
         if constraint is None or self._make_builder is None:
-            raise ValueError(f"request {request.key} has no constraint to be held for")
+            raise ValueError(f"request {request.key} has no constraint that can be built")
         if self._builder is None:
             self._builder = self._make_builder()
-        request.held = True
+        request.hold()
         self._held[request.key] = request
         self._builder.submit(request.key, constraint)
 
     def drop(self, request: Request) -> None:
-        """The request has ended: nobody waits for its grammar."""
+        """Cancel the grammar of a request that has ended, if it waits for one."""
         if self._held.pop(request.key, None) is not None and self._builder is not None:
             self._builder.cancel(request.key)
 
     def poll(self) -> list[tuple[Request, Failure | None]]:
-        """Requests that wait no longer: their choices have matchers, or they failed."""
+        """Requests that no longer wait: their choices have matchers, or the request failed."""
         if not self._held or self._builder is None:
             return []
-        return [self._let_go(built) for built in self._builder.pump()]
+        return [self._attach(built) for built in self._builder.pump()]
 
     def wait(self, timeout_s: float) -> None:
-        """Until `poll` has something, or the timeout; at once if nobody is held."""
+        """Wait until `poll` has something, or for the timeout; return at once if none is held."""
         if self._held and self._builder is not None:
             self._builder.wait(timeout_s)
 
@@ -104,24 +114,24 @@ class Constraints:
         if self._builder is not None:
             self._builder.close()
 
-    def _let_go(self, built: Built) -> tuple[Request, Failure | None]:
+    def _attach(self, built: Built) -> tuple[Request, Failure | None]:
         request = self._held.pop(built.request_key)
         if built.grammar is None:
             return request, _not_built(request, built)
-        request.held = False
+        request.unhold()
         for seq in request.choices:
             if seq.finished:
                 continue
             matcher = built.grammar.matcher()
-            # What another engine generated is in the grammar already.
+            # The grammar must have read the tokens that another engine generated.
             if not matcher.replay(seq.tokens[seq.num_prompt :]):
                 return request, _REFUSED
-            seq.matcher = matcher
+            seq.attach(matcher)
         return request, None
 
 
 def advance(seq: Sequence, token_id: int) -> Failure | None:
-    """Take a drawn token into the sequence's grammar, if it has one."""
+    """Advance the sequence's grammar, if it has one, by a sampled token."""
     matcher = seq.matcher
     if matcher is None:
         return None

@@ -1,6 +1,7 @@
-"""Builds an engine: runner, worker, measured memory, limits."""
+"""Builds an `LLMEngine`: runner, worker, measured memory, grammar builder."""
 
 import importlib
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -23,10 +24,10 @@ from services.engine.scheduling.kv_cache import KVCacheManager
 
 
 def make_runner(config: EngineConfig, beside: Callable[[], None] = lambda: None) -> Runner:
-    """The runner that the configuration asks for; torch is loaded for a real model only.
+    """Make the configured runner. torch is imported for a real model only.
 
     Args:
-        beside: called between the loading of torch and that of the weights.
+        beside: called after torch is imported and before the weights are loaded.
     """
     if config.simulate:
         return SimulatedRunner(config.block_size, SimulatedModel.parse(config.simulate))
@@ -44,19 +45,20 @@ def build_engine(
     on_forward_end: Callable[[object], None] | None = None,
     on_grammar: Callable[[], None] | None = None,
     preload_grammars: bool = False,
+    now_ns: Callable[[], int] = time.time_ns,
 ) -> LLMEngine:
-    """Load the model, measure memory and make the blocks.
+    """Load the model, measure the memory and allocate the blocks.
 
     Args:
-        runner: made on the worker's thread instead of the configured one.
-        on_forward_end: called on the worker's thread once a forward is done (its argument is of
-            no use).
-        on_grammar: called on the grammar thread once a grammar is built.
-        preload_grammars: load, beside a model's weights, what its first constraint would load
-            beside running streams, which would feel it.
+        runner: makes the runner on the worker's thread, instead of the configuration.
+        on_forward_end: called on the worker's thread when a forward has ended; ignore the argument.
+        on_grammar: called on the grammar thread when a grammar is built.
+        preload_grammars: import the grammar library while the weights are loaded. Otherwise the
+            first constraint imports it, which slows down running streams.
+        now_ns: Unix time.
 
     Raises:
-        ConfigError: a key that cannot be used, by its name.
+        ConfigError: a key cannot be used; the message names it.
     """
     preload = Preload()
     beside = preload.start if preload_grammars else lambda: None
@@ -81,21 +83,20 @@ def build_engine(
     constraints = _constraints(config, info, on_grammar)
     if config.warm_grammars:
         constraints.warm()
-    return LLMEngine(config, worker, Limits(info, memory, namespace), constraints=constraints)
+    return LLMEngine(config, worker, Limits(info, memory, namespace), now_ns, constraints)
 
 
 def text_assets(config: EngineConfig) -> TextAssets:
-    """Tokenizer and template of the configured model; bytes are the tokens of a simulated one."""
+    """Tokenizer and template of the configured model; a simulated model's tokens are bytes."""
     return byte_assets() if config.simulate else load_text_assets(config.model)
 
 
 def _constraints(
     config: EngineConfig, info: RunnerInfo, on_grammar: Callable[[], None] | None
 ) -> Constraints:
-    """Loads nothing yet; without a tokenizer no constraint is served."""
+    """Constraints whose builder starts with the first one; none are served without a tokenizer."""
     if not (config.simulate or config.model):
         return Constraints()
-
     setup = Setup(
         model="" if config.simulate else config.model,
         vocab_size=info.vocab_size,

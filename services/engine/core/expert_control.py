@@ -1,69 +1,94 @@
-"""Brings a new placement of experts into use while rounds run, and asks for the experts' loads.
+"""`ExpertControl`: loads a new placement of experts while rounds run, and collects expert loads.
 
-Everything runs on the device's thread between rounds: one expert's weights at a time, then the
-exchange of maps. Nothing here waits: what has not ended is looked at when the next round is due.
+The work runs on the device's thread between rounds: the weights of one expert at a time, then the
+switch to the new map. Nothing here waits: `advance` looks at what has ended since the last call.
 """
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import NamedTuple
 
+from services.engine.contract.messages import PlacementRejection
 from services.engine.contract.runner import ExpertPlacement, PlacementRefusedError
 from services.engine.core.worker import Worker
 
 LOADS_INTERVAL_S = 2.0
 
 Loads = tuple[tuple[int, ...], ...]
+"""[layers with experts, logical experts] tokens."""
+
+
+class PlacementNews(NamedTuple):
+    """The placement's part of a report."""
+
+    version: int
+    """Of the placement in use."""
+    rejected: PlacementRejection | None
+    """Returned once."""
+    loads: Loads | None
+    """Returned every LOADS_INTERVAL_S; None in between and for a dense model."""
 
 
 class ExpertControl:
-    """The wanted and the used placement of one engine. One thread calls everything."""
+    """The wanted placement and the one in use. One thread calls all methods."""
 
     def __init__(self, worker: Worker, now: Callable[[], float] = time.monotonic) -> None:
+        """Args:
+        now: monotonic seconds.
+        """
         self._worker = worker
         self._now = now
+        self._has_experts = worker.describe().experts is not None
         self._wanted: ExpertPlacement | None = None
         self._step: tuple[ExpertPlacement, Future[bool]] | None = None
         self._exchange: tuple[int, Future[None]] | None = None
-        self._rejected: tuple[int, str] | None = None
+        self._rejected: PlacementRejection | None = None
         self._loads: Future[Loads | None] | None = None
         self._loads_due = now() + LOADS_INTERVAL_S
-        self.version = 0
-        """Of the placement in use."""
+        self._version = 0
+        self._reported_version = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the placement in use; 0 is the initial one."""
+        return self._version
 
     @property
     def pending(self) -> bool:
-        """Whether `advance` has something to do now or later."""
+        """Whether a placement is being loaded."""
         return bool(self._wanted or self._step or self._exchange)
 
     @property
-    def news(self) -> bool:
-        """Whether a refusal waits to be told."""
-        return self._rejected is not None
+    def has_news(self) -> bool:
+        """Whether a rejection or a new version is still to be reported."""
+        return self._rejected is not None or self._version != self._reported_version
 
     def want(self, placement: ExpertPlacement) -> None:
-        """Bring this placement into use; one that was wanted before is given up."""
+        """Load this placement and use it; replaces one that is still being loaded."""
         self._wanted = placement
 
-    def take_rejection(self) -> tuple[int, str] | None:
-        """Version and reason of a placement that was refused; told once."""
+    def take_news(self) -> PlacementNews:
+        """The state to report; counts as reported."""
         rejected, self._rejected = self._rejected, None
-        return rejected
+        self._reported_version = self._version
+        loads = self.poll_loads() if self._has_experts else None
+        return PlacementNews(self._version, rejected, loads)
 
     def advance(self) -> None:
-        """Take in what has ended and start what comes next; call when a round is due."""
+        """Handle what has ended and start the next piece of work; call it before each round."""
         if self._exchange is not None and self._exchange[1].done():
             version, exchanged = self._exchange
             self._exchange = None
             exchanged.result()
-            self.version = version
+            self._version = version
         if self._step is not None and self._step[1].done():
             self._end_step(*self._step)
         if self._wanted is not None and self._step is None and self._exchange is None:
             self._step = (self._wanted, self._worker.prepare_placement(self._wanted))
 
     def poll_loads(self) -> Loads | None:
-        """The loads of a while ago, once every LOADS_INTERVAL_S while this is called."""
+        """The loads, once every LOADS_INTERVAL_S; the calls in between return None."""
         if self._loads is None:
             if self._now() >= self._loads_due:
                 self._loads_due = self._now() + LOADS_INTERVAL_S
@@ -79,7 +104,7 @@ class ExpertControl:
         try:
             ready = step.result()
         except PlacementRefusedError as error:
-            self._rejected = (placement.version, str(error))
+            self._rejected = PlacementRejection(placement.version, str(error))
             if self._wanted is placement:
                 self._wanted = None
             return

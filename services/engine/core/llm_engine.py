@@ -1,11 +1,14 @@
-"""`LLMEngine`: a request's life from `add_request` to its release, one `step` a round.
+"""`LLMEngine`: runs requests, one round per `step`.
 
-The only caller of scheduler and worker. The results of round n-1 come back while round n's forward
-runs: each round is scheduled on what is known, and what n-1 changes is put right when it is known.
+The only caller of the scheduler and the worker. Round n is planned and launched before the result
+of round n-1 is known; while forward n runs, `step` accounts for n-1, and the rows of n are made
+after that. A request lives from `add_request` until its last block is released.
 """
 
+import itertools
 import time
 from collections.abc import Callable
+from typing import Any
 
 from services.common.errors import AlreadyExistsError, FleetError, ResourceExhaustedError
 from services.common.retry_after import retry_after_s
@@ -17,16 +20,17 @@ from services.engine.contract.messages import (
     Mark,
     RequestFailure,
     StoredBlocks,
+    Verb,
 )
-from services.engine.contract.runner import RunnerInfo, SampledToken, SamplerOutput
+from services.engine.contract.runner import ExpertPlacement, RunnerInfo, SampledToken
 from services.engine.core.constraints import Constraints, Failure, advance
-from services.engine.core.deadlines import Deadlines, refusal
-from services.engine.core.endings import ending_after
-from services.engine.core.expert_control import ExpertControl
-from services.engine.core.request_checks import Limits
-from services.engine.core.step_result import StepResult, keep_prompt_logprobs
+from services.engine.core.deadlines import Deadlines, check_deadline
+from services.engine.core.endings import Ending, ending_after
+from services.engine.core.expert_control import ExpertControl, PlacementNews
+from services.engine.core.request_checks import Limits, request_from
+from services.engine.core.step_result import StepResult, keep_prompt_logprobs, refusal_failure
 from services.engine.core.timing import RoundTimer
-from services.engine.core.worker import Worker
+from services.engine.core.worker import CollectedRound, Worker
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.kv_cache import CacheEngine, KVCacheManager
 from services.engine.scheduling.scheduler import Scheduler
@@ -34,18 +38,18 @@ from services.engine.scheduling.scheduler_outputs import SchedulerOutputs
 from services.engine.scheduling.sequence import Request, Sequence, SequenceStatus
 
 _DEADLINE = Failure(
-    "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "the deadline passed before the answer"
+    "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "the deadline passed before the answer was complete"
 )
 _NAN = Failure("DATA_LOSS", "NAN_LOGITS", "the model produced values that are not finite")
 _NO_TOKEN = Failure(
     "FAILED_PRECONDITION",
     "CONSTRAINT_UNSATISFIABLE",
-    "the request's masks and constraints leave no token to draw",
+    "the request's masks and constraints leave no token to sample",
 )
 
 
 class LLMEngine:
-    """See the module's docstring. Not thread-safe: one thread calls everything."""
+    """See the module docstring. Not thread-safe: one thread calls all methods."""
 
     def __init__(
         self,
@@ -55,6 +59,11 @@ class LLMEngine:
         now_ns: Callable[[], int] = time.time_ns,
         constraints: Constraints | None = None,
     ) -> None:
+        """Args:
+        worker: has allocated the blocks that `limits` describes; `close` ends it.
+        now_ns: Unix time.
+        constraints: None serves no constraint.
+        """
         memory = limits.memory
         self._blocks = BlockManager(
             memory.num_blocks, memory.block_size, prefix_cache=config.prefix_cache
@@ -68,117 +77,290 @@ class LLMEngine:
             policy=config.policy,
         )
         self.worker = worker
-        self.experts = ExpertControl(worker)
-        self.limits = limits
-        self.constraints = constraints or Constraints()
+        self._experts = ExpertControl(worker)
+        self._limits = limits
+        self._constraints = constraints or Constraints()
         self._max_waiting = config.max_waiting
         self._now_ns = now_ns
-        self._timer = RoundTimer(self._now_s, telling_tokens=config.max_num_batched_tokens // 2)
+        self._timer = RoundTimer(self._now_s, sample_tokens=config.max_num_batched_tokens // 2)
         self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines()
         self._num_waiting = 0
         self._num_open = 0
-        self._next_arrival = 0
-        self._next_seq_id = 0
+        self._arrivals = itertools.count()
+        self._seq_ids = itertools.count()
         self._result = StepResult()
 
-    @property
-    def info(self) -> RunnerInfo:
-        """Facts of the model."""
-        return self.limits.info
+    # One round
 
-    @property
-    def memory(self) -> KVCacheManager:
-        """The decided size of the cache."""
-        return self.limits.memory
+    def step(self) -> StepResult:
+        """Run one round; returns the result of the round before it.
 
-    def has_unfinished_requests(self) -> bool:
-        """Whether `step` has something to do: work, outcomes in flight, or results to return."""
-        result = self._result
-        return bool(self._requests or self.worker.in_flight or result.marks or result.failures)
+        If an interrupt cut the last step short, that step is completed instead.
+        """
+        if self.worker.interrupted:
+            return self.flush_inflight_reqs()
+        self._housekeep()
+        plan = self.scheduler.schedule()
+        self._note_plan(plan)
+        if not plan.batch:
+            return self.flush_inflight_reqs()
+        self.worker.launch(plan)  # forward n runs from here on
+        self._account_for(self.worker.collect())  # round n-1: tokens, ends, blocks
+        self.worker.sample()  # sampling n follows forward n, with the rows exact now
+        return self._take_result()
+
+    def flush_inflight_reqs(self) -> StepResult:
+        """Collect all rounds in flight without launching another; two after an interrupt."""
+        self._account_for(self.worker.collect())
+        if self.worker.interrupted:
+            self.worker.sample()
+            self._account_for(self.worker.collect())
+        return self._take_result()
+
+    def settle(self) -> None:
+        """Collect the rounds in flight and free the blocks of a round that was never launched.
+
+        Call it after an error or an interrupt, once all requests are aborted.
+        """
+        self.flush_inflight_reqs()
+        for request in self._cache.drop_planned():
+            self._release(request)
+        self._take_result()
+
+    def _housekeep(self) -> None:
+        """Fail requests past their deadline, take grammars that are built, advance placements."""
+        for request in self._deadlines.passed(self._now_s()):
+            self._fail(request, _DEADLINE)
+        for request, failure in self._constraints.poll():
+            if failure is None:
+                self._end_resumed(request)
+            else:
+                self._fail(request, failure)
+        self._experts.advance()
+
+    def _note_plan(self, plan: SchedulerOutputs) -> None:
+        """Record admissions, preemptions and prompt chunks."""
+        for admission in plan.admissions:
+            request = admission.seq.request
+            if not request.admitted:
+                request.admit(admission.num_cached_tokens)
+                self._num_waiting -= 1
+                self._timer.observe_admission()
+                self._mark(request, "admit", cached_tokens=admission.num_cached_tokens)
+        for preemption in plan.preemptions:
+            seq, lost = preemption.seq, preemption.lost_tokens
+            self._mark(seq.request, "submit", preempted=True, choice=seq.choice, lost_tokens=lost)
+        for seq, meta in zip(plan.seqs, plan.batch, strict=True):
+            if meta.start < seq.num_prompt:
+                step, tokens = plan.step, len(meta.token_ids)
+                self._mark(seq.request, "submit", step=step, start=meta.start, tokens=tokens)
+
+    def _account_for(self, collected: CollectedRound | None) -> None:
+        """Take the result of a round: cached blocks, tokens, ends, and requests to release."""
+        if collected is None:
+            return
+        plan, output, device_s = collected
+        self._result.step = plan.step
+        decodes = plan.num_batched_tokens - plan.num_prefill_tokens
+        self._timer.observe_round(plan.num_prefill_tokens, decodes, device_s)
+        if output.prompt_logprobs:
+            keep_prompt_logprobs(plan, output)
+        if output.nan_rows:
+            # Values that are not finite may be in any block: no cached content can be trusted.
+            self.scheduler.clear_cache()
+        else:
+            self._register(plan)
+        refused = dict.fromkeys(output.empty_rows, _NO_TOKEN) | dict.fromkeys(output.nan_rows, _NAN)
+        for row, index in enumerate(plan.sampled):
+            seq = plan.seqs[index]
+            if seq.finished:
+                continue
+            if refused and row in refused:
+                self._fail(seq.request, refused[row])
+            else:
+                self._accept(seq, output.tokens[row])
+        for request in self._cache.collected(plan.step):
+            self._release(request)
+
+    def _register(self, plan: SchedulerOutputs) -> None:
+        """Make the blocks that the round has filled reusable."""
+        size = self.memory.block_size
+        for seq, meta in zip(plan.seqs, plan.batch, strict=True):
+            computed = meta.start + len(meta.token_ids)
+            if computed >= (seq.num_registered + 1) * size and seq.block_table:
+                replaced = self._blocks.register_computed(seq, computed)
+                if replaced:
+                    self._cache.release(seq.last_step, replaced)
+
+    def _accept(self, seq: Sequence, token: SampledToken) -> None:
+        """Append a sampled token to its sequence, and end the choice if it is complete."""
+        seq.append(token.token_id)
+        failure = advance(seq, token.token_id)
+        if failure is not None:
+            self._fail(seq.request, failure)
+            return
+        ending = ending_after(seq)
+        self._emit(seq, token, ending)
+        if ending is not None:
+            self._end(seq.request, ending.status, seq.choice)
+
+    # Requests
 
     def add_request(self, message: AddRequest) -> None:
-        """Enqueue a request; `message.params.seed` is set.
+        """Enqueue a request; its seed must be set.
 
         Raises:
-            FleetError: it is refused; nothing of it is kept.
+            FleetError: it is refused, and the engine keeps nothing of it.
         """
         if message.request_key in self._requests:
             raise AlreadyExistsError(f"request key {message.request_key} is in use")
-        request = self.limits.make_request(message, self._next_arrival)
-        self.constraints.check_served(request)
-        if self._num_waiting >= self._max_waiting + self.scheduler.free_seats:
+        request = request_from(message, self._limits, next(self._arrivals), self._seq_ids)
+        self._constraints.check_served(request)
+        self._check_queue()
+        check_deadline(
+            request,
+            self._now_s(),
+            self._timer.best_prefill_tokens_per_s,
+            self.scheduler,
+            self._blocks,
+        )
+        self._requests[request.key] = request
+        self._num_waiting += 1
+        self._num_open += 1
+        self._deadlines.watch(request, self._num_open)
+        self._mark(request, "enqueue", prompt_tokens=len(request.prompt))
+        for seq in request.choices:
+            self.scheduler.add(seq)
+        if not request.choices:
+            self._close_request(request)
+            self._release(request)
+        elif request.params.constraint is not None:
+            self._constraints.hold(request)
+        else:
+            self._end_resumed(request)
+
+    def refuse(self, request_key: str, error: FleetError) -> None:
+        """Report the failure and the release of a request that `add_request` refused."""
+        self._result.failures.append(refusal_failure(request_key, error))
+        self._result.marks.append(Mark(request_key, "release", self._now_ns()))
+
+    def abort_request(self, request_key: str, choice: int | None = None) -> bool:
+        """End a request, or one of its choices, in any state; it produces no further output.
+
+        Returns whether anything was open.
+        """
+        request = self._requests.get(request_key)
+        if request is None or request.open_choices == 0:
+            return False
+        self._end(request, SequenceStatus.FINISHED_ABORTED, choice)
+        # E.g. the end of a choice that is complete with another engine's tokens.
+        self._result.drop_outputs(request_key, choice)
+        return True
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to do: requests, rounds in flight, results to return."""
+        result = self._result
+        return bool(self._requests or self.worker.in_flight or result.marks or result.failures)
+
+    def is_stuck(self, result: StepResult) -> bool:
+        """Whether a step, by its result, changed nothing and left nothing in flight.
+
+        Open requests then wait for a grammar (`wait_for_grammar`) or for a message.
+        """
+        return not (self.worker.in_flight or result.step or result.marks)
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for their grammar."""
+        return self._constraints.num_held
+
+    def wait_for_grammar(self, timeout_s: float) -> None:
+        """Wait until a grammar is built; returns at once if no request waits for one."""
+        self._constraints.wait(timeout_s)
+
+    def _check_queue(self) -> None:
+        if self._num_waiting >= self._max_waiting + self.scheduler.free_slots:
             raise ResourceExhaustedError(
-                f"{self._num_waiting} requests wait already",
+                f"the queue is full: {self._num_waiting} requests wait",
                 reason="QUEUE_FULL",
                 # A place in the queue is free once half of it has drained.
                 retry_after_s=retry_after_s(
                     self._num_waiting / 2, self._timer.drain_requests_per_s
                 ),
             )
-        self._make_choices(request, message)
-        self._check_deadline(request)
-        self._next_arrival += 1
-        self._requests[request.key] = request
-        self._num_waiting += 1
-        self._num_open += 1
-        self._deadlines.watch(request, self._num_open)
-        self._mark(request, "enqueue", prompt_tokens=len(request.prompt))
-        self._add_choices(request)
 
-    def refuse(self, request_key: str, error: FleetError) -> None:
-        """Tell of a request that `add_request` refused: its failure and its release."""
-        failure = RequestFailure(
-            request_key=request_key,
-            code=error.code.name,
-            reason=error.reason,
-            message=error.message,
-            field=error.violations[0].field if error.violations else None,
-            retry_after_s=error.retry_after_s,
-        )
-        self._result.failures.append(failure)
-        self._result.marks.append(Mark(request_key, "release", self._now_ns()))
+    def _end_resumed(self, request: Request) -> None:
+        """End the choices of a new request that are complete with another engine's tokens."""
+        for seq in request.choices:
+            ending = None if seq.finished else ending_after(seq)
+            if ending is not None:
+                self._emit(seq, None, ending)
+                self._end(request, ending.status, seq.choice)
 
-    def abort_request(self, request_key: str, choice: int | None = None) -> bool:
-        """End a request, or one of its choices, in any state; nothing more is said of it.
+    def _emit(self, seq: Sequence, token: SampledToken | None, ending: Ending | None) -> None:
+        if self._result.add_output(seq, token, ending):
+            self._mark(seq.request, "collect", choice=seq.choice, first=True)
+        if ending is not None:
+            self._mark(seq.request, "collect", choice=seq.choice, end=True, tokens=seq.num_output)
 
-        Returns whether there was something to end.
-        """
-        request = self._requests.get(request_key)
-        if request is None or request.open_choices == 0:
-            return False
-        self._end(request, SequenceStatus.FINISHED_ABORTED, choice)
-        self._result.forget(request_key, choice)  # e.g. an end that another engine's tokens made
-        return True
+    def _fail(self, request: Request, failure: Failure) -> None:
+        self._result.failures.append(RequestFailure(request.key, *failure))
+        self._end(request, SequenceStatus.FINISHED_FAILED)
 
-    def step(self) -> StepResult:
-        """One round; returns the results of the round before it, while this one's forward runs.
-
-        If an interrupt cut the last step's wait short, that step is ended first.
-        """
-        if self.worker.interrupted:
-            return self.flush_inflight_reqs()
-        self._expire()
-        self._take_grammars()
-        self.experts.advance()
-        plan = self.scheduler.schedule()
-        self._note_plan(plan)
-        if not plan.batch:
-            return self.flush_inflight_reqs()
-        return self._execute_model_async_step(plan)
-
-    def flush_inflight_reqs(self) -> StepResult:
-        """Collect the round in flight without launching another."""
-        self.worker.flush(self._process_model_outputs)
-        return self._take_result()
-
-    def settle(self) -> None:
-        """After an error or an interrupt, with every request aborted: collect what is in flight,
-        and give back what a round holds that was planned and never launched."""
-        self.flush_inflight_reqs()
-        for request in self._cache.forget_planned():
+    def _end(self, request: Request, status: SequenceStatus, choice: int | None = None) -> None:
+        """End all open choices, or one. Sequences end nowhere else."""
+        released = False
+        for seq in request.choices:
+            if not seq.finished and choice in (None, seq.choice):
+                last = request.end_choice()
+                released |= self.scheduler.finish(seq, status)
+                if last:
+                    self._close_request(request)
+        if released:
             self._release(request)
-        self._take_result()
+
+    def _close_request(self, request: Request) -> None:
+        self._constraints.drop(request)
+        self._num_open -= 1
+        if not request.admitted:
+            self._num_waiting -= 1
+
+    def _release(self, request: Request) -> None:
+        del self._requests[request.key]
+        self._mark(request, "release")
+
+    def _mark(self, request: Request, verb: Verb, **fields: Any) -> None:
+        self._result.marks.append(Mark(request.key, verb, self._now_ns(), **fields))
+
+    def _take_result(self) -> StepResult:
+        result, self._result = self._result, StepResult()
+        return result
+
+    def _now_s(self) -> float:
+        return self._now_ns() / 1e9
+
+    # State of the engine
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Facts of the model."""
+        return self._limits.info
+
+    @property
+    def memory(self) -> KVCacheManager:
+        """The size of the cache."""
+        return self._limits.memory
+
+    @property
+    def hash_namespace(self) -> bytes:
+        """Root of the hashes of cached blocks."""
+        return self._limits.hash_namespace
+
+    @property
+    def forward_done(self) -> bool:
+        """Whether no forward runs, so that a `step` would start its own at once."""
+        return self.worker.forward_done
 
     def load(self) -> Load:
         """How busy the engine is."""
@@ -195,15 +377,51 @@ class LLMEngine:
         )
 
     def drain_cache_events(self) -> list[CacheEvent]:
-        """What became reusable or ceased to be since the last call."""
+        """Blocks that became reusable or were evicted since the last call, in order."""
         return self._blocks.drain_events()
 
     def cache_snapshot(self) -> list[StoredBlocks]:
         """All reusable blocks."""
         return self._blocks.snapshot()
 
+    def set_placement(self, placement: ExpertPlacement) -> None:
+        """Load a placement of experts and use it; replaces one that is still being loaded."""
+        self._experts.want(placement)
+
+    @property
+    def placement_version(self) -> int:
+        """Version of the placement in use; 0 is the initial one."""
+        return self._experts.version
+
+    @property
+    def placement_pending(self) -> bool:
+        """Whether a placement is being loaded."""
+        return self._experts.pending
+
+    @property
+    def has_placement_news(self) -> bool:
+        """Whether `take_placement_news` has something that was not returned before."""
+        return self._experts.has_news
+
+    def take_placement_news(self) -> PlacementNews:
+        """The state of the placement, for the next report."""
+        return self._experts.take_news()
+
+    def advance_idle(self) -> None:
+        """While no rounds run: check the runner and load a pending placement.
+
+        Raises:
+            RunnerFailedError: a part of the runner has failed.
+        """
+        self.worker.check()
+        self._experts.advance()
+
     def check_integrity(self) -> None:
-        """Compare all bookkeeping; raises AssertionError."""
+        """Check all bookkeeping.
+
+        Raises:
+            AssertionError: naming what does not agree.
+        """
         self.scheduler.check_integrity()
         open_requests = [r for r in self._requests.values() if r.open_choices]
         assert len(open_requests) == self._num_open, "open requests are miscounted"
@@ -214,179 +432,5 @@ class LLMEngine:
 
     def close(self) -> None:
         """End the worker and the grammar compiler; idempotent."""
-        self.constraints.close()
+        self._constraints.close()
         self.worker.close()
-
-    def _execute_model_async_step(self, plan: SchedulerOutputs) -> StepResult:
-        self.worker.execute_model_step(plan, self._process_model_outputs)
-        return self._take_result()
-
-    def _take_result(self) -> StepResult:
-        result, self._result = self._result, StepResult()
-        return result
-
-    def _make_choices(self, request: Request, message: AddRequest) -> None:
-        run = [c for c in range(request.params.n) if c not in message.finished_choices]
-        for choice in run:
-            continued = message.continued[choice] if choice < len(message.continued) else []
-            seq = Sequence(self._next_seq_id, request, choice, tuple(continued))
-            self._next_seq_id += 1
-            request.choices.append(seq)
-            if choice != run[0] and not any(message.continued):
-                seq.fork_of = request.choices[0]
-        request.open_choices = request.unreleased_choices = len(request.choices)
-
-    def _check_deadline(self, request: Request) -> None:
-        """Raises the refusal of a request that cannot have its first token in time."""
-        if request.deadline_unix_s is None or not request.choices:
-            return
-        seq, rate = request.choices[0], self._timer.best_prefill_tokens_per_s
-        left_s = request.deadline_unix_s - self._now_s()
-        most = self.scheduler.uncached_tokens_queued()
-        if refusal(left_s, len(seq.tokens), most, rate) is None:
-            return  # not even if nothing of it all is cached
-        ahead = self.scheduler.certain_ahead(seq)
-        own = self._blocks.count_uncached([seq])
-        both = self._blocks.count_uncached([*ahead, seq])
-        error = refusal(left_s, own, both - own, rate)
-        if error is not None:
-            raise error
-
-    def _add_choices(self, request: Request) -> None:
-        for seq in request.choices:
-            self.scheduler.add(seq)
-        if not request.choices:
-            self._close_request(request)
-            self._release(request)
-        elif request.params.constraint is not None:
-            self.constraints.hold(request)
-        else:
-            self._end_continued(request)
-
-    def _take_grammars(self) -> None:
-        for request, failure in self.constraints.poll():
-            if failure is None:
-                self._end_continued(request)
-            else:
-                self._fail(request, failure)
-
-    def _end_continued(self, request: Request) -> None:
-        """End the choices that are complete with what another engine generated."""
-        for seq in request.choices:
-            ending = None if seq.finished else ending_after(seq)
-            if ending is not None:
-                self._emit(seq, None, ending.reason, ending.matched_token_id)
-                self._end(request, ending.status, seq.choice)
-
-    def _expire(self) -> None:
-        for request in self._deadlines.passed(self._now_s()):
-            self._fail(request, _DEADLINE)
-
-    def _now_s(self) -> float:
-        return self._now_ns() / 1e9
-
-    def _note_plan(self, plan: SchedulerOutputs) -> None:
-        """Marks of what the scheduler decided."""
-        for admission in plan.admissions:
-            request = admission.seq.request
-            if not request.admitted:
-                request.admitted = True
-                request.num_cached_tokens = admission.num_cached_tokens
-                self._num_waiting -= 1
-                self._timer.observe_admission()
-                self._mark(request, "admit", cached_tokens=admission.num_cached_tokens)
-        for preemption in plan.preemptions:
-            seq, lost = preemption.seq, preemption.lost_tokens
-            self._mark(seq.request, "submit", preempted=1, choice=seq.choice, lost_tokens=lost)
-        for seq, meta in zip(plan.seqs, plan.batch, strict=True):
-            if meta.start < seq.num_prompt:
-                step, tokens = plan.step, len(meta.token_ids)
-                self._mark(seq.request, "submit", step=step, start=meta.start, tokens=tokens)
-        for request in plan.released:
-            self._release(request)
-
-    def _process_model_outputs(
-        self, plan: SchedulerOutputs, output: SamplerOutput, device_s: float
-    ) -> None:
-        """Take in the outcome of a round: cache, tokens, endings, and what may be released."""
-        self._result.step = plan.step
-        decodes = plan.num_batched_tokens - plan.num_prefill_tokens
-        self._timer.observe_round(plan.num_prefill_tokens, decodes, device_s)
-        if output.prompt_logprobs:
-            keep_prompt_logprobs(plan, output)
-        if output.nan_rows:
-            # What the runner scrubbed may be in any block: no content can be trusted any more.
-            self.scheduler.clear_cache()
-        else:
-            self._register(plan)
-        refused = dict.fromkeys(output.empty_rows, _NO_TOKEN) | dict.fromkeys(output.nan_rows, _NAN)
-        for row, index in enumerate(plan.sampled):
-            seq = plan.seqs[index]
-            seq.inflight -= 1
-            if seq.finished:
-                continue
-            if refused and row in refused:
-                self._fail(seq.request, refused[row])
-            else:
-                self._accept(seq, output.tokens[row])
-        for request in self._cache.collected(plan.step):
-            self._release(request)
-
-    def _register(self, plan: SchedulerOutputs) -> None:
-        size = self.memory.block_size
-        for seq, meta in zip(plan.seqs, plan.batch, strict=True):
-            computed = meta.start + len(meta.token_ids)
-            if computed >= (seq.num_registered + 1) * size and seq.block_table:
-                replaced = self._blocks.register_computed(seq, computed)
-                if replaced:
-                    self._cache.release(seq.last_step, replaced, None, [])
-
-    def _accept(self, seq: Sequence, token: SampledToken) -> None:
-        seq.tokens.append(token.token_id)
-        failure = advance(seq, token.token_id)
-        if failure is not None:
-            self._fail(seq.request, failure)
-            return
-        ending = ending_after(seq)
-        if ending is None:
-            self._emit(seq, token, None, None)
-        else:
-            self._emit(seq, token, ending.reason, ending.matched_token_id)
-            self._end(seq.request, ending.status, seq.choice)
-
-    def _emit(
-        self, seq: Sequence, token: SampledToken | None, reason: str | None, matched: int | None
-    ) -> None:
-        if self._result.tell(seq, token, reason, matched):
-            self._mark(seq.request, "collect", choice=seq.choice, first=1)
-        if reason is not None:
-            self._mark(seq.request, "collect", choice=seq.choice, end=1, tokens=seq.num_output)
-
-    def _fail(self, request: Request, failure: Failure) -> None:
-        self._result.failures.append(RequestFailure(request.key, *failure))
-        self._end(request, SequenceStatus.FINISHED_FAILED)
-
-    def _end(self, request: Request, status: SequenceStatus, choice: int | None = None) -> None:
-        """End all choices that run, or one; the only place where a sequence ends."""
-        released: list[Request] = []
-        for seq in request.choices:
-            if not seq.finished and choice in (None, seq.choice):
-                request.open_choices -= 1
-                self.scheduler.finish(seq, status, released)
-                if request.open_choices == 0:
-                    self._close_request(request)
-        for ended in released:
-            self._release(ended)
-
-    def _close_request(self, request: Request) -> None:
-        self.constraints.drop(request)
-        self._num_open -= 1
-        if not request.admitted:
-            self._num_waiting -= 1
-
-    def _release(self, request: Request) -> None:
-        del self._requests[request.key]
-        self._mark(request, "release")
-
-    def _mark(self, request: Request, verb: str, **detail: int) -> None:
-        self._result.marks.append(Mark(request.key, verb, self._now_ns(), detail))

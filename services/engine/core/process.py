@@ -1,11 +1,11 @@
-"""The core process of an engine, started by `contract.core_link.CoreLink`.
+"""The core process of an engine; the front starts it (see `contract.core_link.CoreLink`).
 
-Run as `python -m services.engine.core.process --fd N`.
+    python -m services.engine.core.process --fd N
 
-Its loop takes the front's messages, runs one round and sends one report. It plans round n+1 only
-when forward n has ended, and listens to the front until then: planned any earlier, a request that
-arrives during forward n would wait for a whole round more, and nothing would be gained, since the
-device cannot start n+1 before. Sampling n and the host's work on n+1 still overlap.
+The loop takes the front's messages, runs one round and sends one report. It plans round n+1 only
+when forward n has ended, and takes messages until then: the device cannot start n+1 earlier, and a
+request that arrives during forward n would otherwise wait for one more round. Sampling n and the
+host's work on n+1 still overlap.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from services.common.config.settings import ConfigError
 from services.common.errors import FleetError
 from services.common.service import telemetry
 from services.common.service.child_process import die_with_parent
+from services.common.service.log_level import LogLevel
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreEnd, LinkClosedError
 from services.engine.contract.messages import (
@@ -30,7 +31,6 @@ from services.engine.contract.messages import (
     ApplyPlacement,
     CoreFailed,
     CoreReady,
-    PlacementRejection,
     RoundReport,
     SendSnapshot,
     SetLogLevel,
@@ -48,23 +48,24 @@ from services.engine.core.step_result import StepResult
 log = logging.getLogger(__name__)
 
 _FORWARD_POLL_S = 1.0
-_ALIVE_S = 0.5
+_HEARTBEAT_S = 0.5
+"""Interval of reports while all requests wait for grammars."""
 _STUCK_POLL_S = 0.02
-_CHECK_POLL_S = 1.0
-"""An idle core looks so often whether its expert ranks live; in a round it sees it at once."""
+_RANKS_POLL_S = 1.0
+"""How often an idle core checks its expert ranks; a round detects a failed rank by itself."""
 
 
 def run_core(
     link: CoreEnd, config: EngineConfig, runner: Callable[[], Runner] | None = None
 ) -> None:
-    """Load, announce readiness, serve until Shutdown.
+    """Load the model, send CoreReady and serve until Shutdown.
 
     Args:
-        runner: used in place of the configured one.
+        runner: makes the runner instead of the configuration.
 
     Raises:
-        LinkClosedError: the front is gone.
-        ConfigError: the configuration cannot be used.
+        LinkClosedError: the front has closed the connection.
+        ConfigError: the configuration cannot be used; the message names the key.
     """
     engine = build_engine(
         config,
@@ -77,44 +78,44 @@ def run_core(
         _log_memory(engine, config)
         link.send([_ready(engine)])
         gc.collect()
-        gc.freeze()  # what lives for ever is not to be looked at again in mid-round
+        gc.freeze()  # keeps objects that are never freed out of later collections
         _Loop(link, engine).run()
     finally:
         engine.close()
 
 
 class _Loop:
-    """The core's only loop."""
+    """The core's loop: messages in, one round, one report out."""
 
     def __init__(self, link: CoreEnd, engine: LLMEngine) -> None:
         self._link = link
         self._engine = engine
         self._shutdown = False
-        self._snapshot_wanted = False
+        self._snapshot_requested = False
         self._stuck = False
-        self._told_at = 0.0
-        self._version = engine.experts.version
+        self._reported_at = 0.0
         experts = engine.info.experts
-        self._idle_s = _CHECK_POLL_S if experts and experts.num_ranks > 1 else None
+        self._idle_poll_s = _RANKS_POLL_S if experts and experts.num_ranks > 1 else None
 
     def run(self) -> None:
-        """Until Shutdown."""
+        """Serve until Shutdown."""
         while not self._shutdown:
-            for message in self._link.poll(self._patience_s()):
-                self._take(message)
-            self._place()
-            due = self._snapshot_wanted or self._engine.has_unfinished_requests()
-            if due and self._engine.worker.forward_done:
-                self._round()
+            for message in self._link.poll(self._poll_timeout_s()):
+                self._handle(message)
+            self._advance_idle()
+            due = self._snapshot_requested or self._engine.has_unfinished_requests()
+            if due and self._engine.forward_done:
+                self._run_round()
 
-    def _patience_s(self) -> float | None:
+    def _poll_timeout_s(self) -> float | None:
+        """How long to wait for messages; None: until one arrives."""
         if not self._engine.has_unfinished_requests():
-            return self._idle_s
-        if not self._engine.worker.forward_done:
+            return self._idle_poll_s
+        if not self._engine.forward_done:
             return _FORWARD_POLL_S
         return _STUCK_POLL_S if self._stuck else 0.0
 
-    def _take(self, message: ToCore) -> None:
+    def _handle(self, message: ToCore) -> None:
         match message:
             case AddRequest():
                 try:
@@ -124,50 +125,47 @@ class _Loop:
             case AbortRequest():
                 self._engine.abort_request(message.request_key, message.choice)
             case ApplyPlacement(placement=placement):
-                self._engine.experts.want(placement)
+                self._engine.set_placement(placement)
             case SendSnapshot():
-                self._snapshot_wanted = True
+                self._snapshot_requested = True
             case Shutdown():
                 self._shutdown = True
             case SetLogLevel(level=level):
-                telemetry.set_log_level(level, by="the front")
+                LogLevel().set(level, by="the front")
             case StartCore():
-                log.warning("told to start twice; ignored")
+                log.warning("ignoring a second StartCore: the core runs already")
 
-    def _place(self) -> None:
-        """Without rounds, placements go on by themselves and have reports of their own."""
+    def _advance_idle(self) -> None:
+        """Without rounds, load a pending placement here and report it when it is in use."""
         engine = self._engine
         if engine.has_unfinished_requests():
             return
-        engine.worker.check()
-        if engine.experts.pending:
-            engine.experts.advance()
-        if engine.experts.news or engine.experts.version != self._version:
+        engine.advance_idle()
+        if engine.has_placement_news:
             self._link.send([self._report(StepResult(), None)])
 
-    def _round(self) -> None:
+    def _run_round(self) -> None:
         engine = self._engine
         result = engine.step() if engine.has_unfinished_requests() else StepResult()
-        # Neither work in flight nor anything told: whatever holds the queue up needs a message.
-        self._stuck = not (engine.worker.in_flight or result.step or result.marks)
-        snapshot = engine.cache_snapshot() if self._snapshot_wanted else None
-        self._snapshot_wanted = False
-        if self._stuck and snapshot is None and not self._is_compiling():
+        self._stuck = engine.is_stuck(result)
+        snapshot = engine.cache_snapshot() if self._snapshot_requested else None
+        self._snapshot_requested = False
+        if self._stuck and snapshot is None and not self._heartbeat_due():
             return
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         self._link.send([self._report(result, snapshot)])
 
-    def _is_compiling(self) -> bool:
-        """Whether it is time to say that this loop lives although only grammars are awaited: that
-        is no stall, and no other engine would be sooner."""
-        held = self._engine.constraints.num_held
-        return held > 0 and time.monotonic() - self._told_at > _ALIVE_S
+    def _heartbeat_due(self) -> bool:
+        """Whether to send an empty report because all requests wait for grammars.
+
+        Without it the front would take the wait for a stall, although no other engine is faster.
+        """
+        waited_s = time.monotonic() - self._reported_at
+        return self._engine.num_held > 0 and waited_s > _HEARTBEAT_S
 
     def _report(self, result: StepResult, snapshot: list[StoredBlocks] | None) -> RoundReport:
-        engine, experts = self._engine, self._engine.experts
-        rejected = experts.take_rejection()
-        loads = experts.poll_loads() if engine.info.experts else None
-        self._version = experts.version
+        engine = self._engine
+        placement = engine.take_placement_news()
         return RoundReport(
             step=result.step,
             outputs=result.outputs,
@@ -176,35 +174,28 @@ class _Loop:
             cache_events=engine.drain_cache_events(),
             snapshot=snapshot,
             load=engine.load(),
-            placement_version=experts.version,
-            placement_rejected=PlacementRejection(*rejected) if rejected else None,
-            expert_loads=[list(row) for row in loads] if loads else None,
+            placement_version=placement.version,
+            placement_rejected=placement.rejected,
+            expert_loads=[list(row) for row in placement.loads] if placement.loads else None,
         )
 
 
 def _ready(engine: LLMEngine) -> CoreReady:
-    info, memory = engine.info, engine.memory
+    memory = engine.memory
     return CoreReady(
-        model=info.model,
-        model_revision=info.model_revision,
-        numerics_id=info.numerics_id,
-        hash_namespace=engine.limits.hash_namespace,
+        info=engine.info,
+        hash_namespace=engine.hash_namespace,
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         max_model_len=memory.max_model_len,
-        vocab_size=info.vocab_size,
-        eos_token_ids=list(info.eos_token_ids),
-        load_s=info.load_s,
-        weights_bytes=info.weights_bytes,
         kv_bytes=memory.kv_bytes,
-        experts=info.experts,
     )
 
 
 def _log_memory(engine: LLMEngine, config: EngineConfig) -> None:
     memory = engine.memory
     log.info(
-        "%d blocks of %d tokens for keys and values, %.0f MiB: %.1f requests of %d tokens",
+        "KV cache: %d blocks of %d tokens, %.0f MiB; room for %.1f requests of %d tokens",
         memory.num_blocks,
         memory.block_size,
         memory.kv_bytes / 2**20,
@@ -213,7 +204,8 @@ def _log_memory(engine: LLMEngine, config: EngineConfig) -> None:
     )
     if config.max_num_seqs > config.max_num_batched_tokens:
         log.warning(
-            "max_num_seqs: only %d of %d can run at once, one token each of max_num_batched_tokens",
+            "max_num_seqs: only %d of %d sequences can run at once; each takes one token per round "
+            "of max_num_batched_tokens",
             config.max_num_batched_tokens,
             config.max_num_seqs,
         )
@@ -225,7 +217,7 @@ def _first_message(link: CoreEnd) -> EngineConfig:
             if isinstance(message, StartCore):
                 return message.config
             if isinstance(message, Shutdown):
-                raise LinkClosedError("told to stop before the start")
+                raise LinkClosedError("received Shutdown before StartCore")
 
 
 def _serve(link: CoreEnd) -> int:
@@ -235,8 +227,8 @@ def _serve(link: CoreEnd) -> int:
         return 0
     except (ConfigError, ModelFileError) as error:
         return _report_failure(link, str(error), 2)
-    except Exception as error:  # the edge: nothing above could do better than end the process
-        log.exception("the core cannot go on")
+    except Exception as error:  # the top of the process: it can only report and end
+        log.exception("the core failed")
         return _report_failure(link, f"{type(error).__name__}: {error}", 1)
     return 0
 
@@ -245,19 +237,21 @@ def _report_failure(link: CoreEnd, message: str, status: int) -> int:
     try:
         link.send([CoreFailed(message=message)])
     except LinkClosedError:
-        log.error("the front is gone as well: %s", message)
+        log.error("cannot report to the front, it is gone: %s", message)
     return status
 
 
 def main() -> None:
-    """Serve on an inherited socket; never returns, so that no thread can hold the exit up."""
+    """Serve on an inherited socket, then exit at once, without waiting for threads."""
     parser = argparse.ArgumentParser(
         prog="python -m services.engine.core.process", description=__doc__
     )
-    parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the front")
+    parser.add_argument(
+        "--fd", type=int, required=True, help="descriptor of the socket to the front"
+    )
     args = parser.parse_args()
     die_with_parent()
-    # A terminal or a supervisor signals the whole group; it is the front that drains and stops us.
+    # A terminal or supervisor signals the whole process group; the front drains and stops the core.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     telemetry.setup("engine", otlp_endpoint="", log_level="info")

@@ -1,4 +1,4 @@
-"""How fast this engine is, measured: rates for load reports and retry hints."""
+"""`RoundTimer`: measured rates of this engine, for load reports, retry hints and deadlines."""
 
 from collections.abc import Callable
 
@@ -9,39 +9,45 @@ _DRAIN_WINDOW_S = 10.0
 class RoundTimer:
     """Moving averages over rounds; 0 until the first measurement."""
 
-    def __init__(self, clock: Callable[[], float], telling_tokens: int = 1) -> None:
+    def __init__(self, clock: Callable[[], float], sample_tokens: int = 1) -> None:
         """Args:
         clock: seconds.
-        telling_tokens: prompt tokens of a round that shows what the device can do; one with
-            fewer pays mostly for its weights.
+        sample_tokens: least prompt tokens of a round that counts for the best rate; a smaller
+            round mostly measures the time to read the weights.
         """
         self._clock = clock
-        self._telling_tokens = telling_tokens
+        self._sample_tokens = sample_tokens
         self.prefill_tokens_per_s = 0.0
         self.best_prefill_tokens_per_s = 0.0
-        """The highest rate of late: it rises at once and falls slowly."""
+        """The highest recent rate: it rises at once and falls slowly."""
         self.decode_round_s = 0.0
         self._admissions: list[float] = []
 
     def observe_round(self, prefill_tokens: int, decode_rows: int, seconds: float) -> None:
-        """A round of `seconds` computed so many prompt tokens and so many single tokens."""
+        """Record a round.
+
+        Args:
+            prefill_tokens: prompt tokens computed.
+            decode_rows: sequences that computed a single token.
+            seconds: the round's time on the device.
+        """
         if seconds <= 0:
             return
         if prefill_tokens == 0:
             self.decode_round_s = _blend(self.decode_round_s, seconds)
             return
-        # A mixed round pays for its decodes first; what is left went into the prompts.
+        # In a mixed round the decodes take their usual time; the rest is the prompts'.
         own = seconds - (self.decode_round_s if decode_rows else 0.0)
         if own <= 0.1 * seconds:
             return
         rate = prefill_tokens / own
         self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, rate)
-        if prefill_tokens >= self._telling_tokens:
+        if prefill_tokens >= self._sample_tokens:
             best = self.best_prefill_tokens_per_s
             self.best_prefill_tokens_per_s = max(rate, _blend(best, rate))
 
     def observe_admission(self) -> None:
-        """A request left the queue."""
+        """Record that a request left the queue."""
         now = self._clock()
         self._admissions.append(now)
         if len(self._admissions) > 256:
@@ -49,7 +55,7 @@ class RoundTimer:
 
     @property
     def drain_requests_per_s(self) -> float:
-        """Requests taken out of the queue per second, over the last ten seconds or so."""
+        """Requests admitted per second, over the last 10 seconds."""
         now = self._clock()
         recent = [t for t in self._admissions if now - t <= _DRAIN_WINDOW_S]
         if not recent:

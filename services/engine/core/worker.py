@@ -1,14 +1,13 @@
-"""Runs rounds on the device in the order of a stream, and overlaps the host's work with them.
+"""`Worker`: runs rounds on the device, one after the other, while the host does other work.
 
-The one thread of a worker plays the stream: copies, forward and sampling of round n run on it in
-the order in which they were handed over, so round n's forward always sees round n-1's tokens.
+The worker's one thread plays the part of a device stream: copies, forward and sampling of round n
+run on it in the order in which they were submitted, so forward n always sees the tokens of n-1.
 """
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from services.engine.contract.runner import (
     ExpertPlacement,
@@ -17,37 +16,57 @@ from services.engine.contract.runner import (
     SamplerOutput,
     SamplingRow,
 )
-from services.engine.core.endings import sampling_row
+from services.engine.core.sampling_rows import sampling_row
 from services.engine.scheduling.scheduler_outputs import SchedulerOutputs
 
-T = TypeVar("T")
 R = TypeVar("R")
-PostProcess = Callable[[SchedulerOutputs, SamplerOutput, float], T]
-"""Takes a round's plan, its tokens and the seconds that the device spent on it."""
+_Forward = Future[tuple[object, float]]
+"""Hidden states of the sampled rows, and the seconds that the forward took."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedRound:
-    """A round on the device."""
+class _BegunRound(NamedTuple):
+    """A round whose forward is submitted and whose sampling is not."""
 
     plan: SchedulerOutputs
-    forward: "Future[tuple[object, float]]"
-    """What its sampling needs, and the seconds it took."""
+    forward: _Forward
+
+
+class _LaunchedRound(NamedTuple):
+    """A round whose forward and sampling are submitted."""
+
+    plan: SchedulerOutputs
+    forward: _Forward
     sample: "Future[tuple[SamplerOutput, float]]"
 
 
+class CollectedRound(NamedTuple):
+    """The result of a round."""
+
+    plan: SchedulerOutputs
+    output: SamplerOutput
+    device_s: float
+    """Seconds of its forward and its sampling."""
+
+
 class Worker:
-    """Owns the runner and the thread that it lives on; loads the model when constructed."""
+    """Owns the runner and its thread; the constructor loads the model.
+
+    A round takes three calls: `launch`, `collect` (the round before it), `sample`.
+    """
 
     def __init__(
         self,
         make_runner: Callable[[], Runner],
         on_forward_end: Callable[[object], None] | None = None,
     ) -> None:
+        """Args:
+        make_runner: called on the worker's thread.
+        on_forward_end: called on the worker's thread whenever a forward has ended.
+        """
         self._stream = ThreadPoolExecutor(1, thread_name_prefix="device-stream")
         self._on_forward_end = on_forward_end
-        self._launched: LaunchedRound | None = None
-        self._begun: tuple[SchedulerOutputs, Future[tuple[object, float]]] | None = None
+        self._launched: _LaunchedRound | None = None
+        self._begun: _BegunRound | None = None
         try:
             self._runner = self._stream.submit(make_runner).result()
         except BaseException:
@@ -55,50 +74,42 @@ class Worker:
             raise
 
     def describe(self) -> RunnerInfo:
-        """Facts fixed at load."""
+        """See `Runner.describe`."""
         return self._runner.describe()
 
     def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """See Runner."""
+        """See `Runner.profile_kv_bytes`."""
         profile = self._runner.profile_kv_bytes
         return self._stream.submit(profile, max_num_batched_tokens, max_num_seqs).result()
 
     def allocate(self, num_blocks: int) -> None:
-        """See Runner."""
+        """See `Runner.allocate`."""
         self._stream.submit(self._runner.allocate, num_blocks).result()
 
     def prepare_placement(self, placement: ExpertPlacement) -> "Future[bool]":
-        """See Runner; runs after what was handed over before."""
+        """See `Runner.prepare_placement`; runs after everything submitted before."""
         return self._submit(lambda: self._runner.prepare_placement(placement))
 
     def apply_placement(self, version: int) -> "Future[None]":
-        """See Runner; rounds handed over later use the new map."""
+        """See `Runner.apply_placement`; rounds launched later use the new placement."""
         return self._submit(lambda: self._runner.apply_placement(version))
 
     def expert_loads(self) -> "Future[tuple[tuple[int, ...], ...] | None]":
-        """See Runner."""
+        """See `Runner.expert_loads`."""
         return self._submit(self._runner.expert_loads)
 
     def check(self) -> None:
-        """See Runner; on the caller's thread, whatever the stream does."""
+        """See `Runner.check`; runs on the caller's thread and does not wait for rounds."""
         self._runner.check()
-
-    def _submit(self, call: Callable[[], R]) -> "Future[R]":
-        """Between rounds; its end counts as an end of a forward: the loop has something to do."""
-        future = self._stream.submit(call)
-        if self._on_forward_end is not None:
-            future.add_done_callback(self._on_forward_end)
-        return future
 
     @property
     def in_flight(self) -> bool:
-        """Whether a round was launched whose outcome is not collected."""
+        """Whether a round was launched whose result is not collected."""
         return self._launched is not None or self._begun is not None
 
     @property
     def interrupted(self) -> bool:
-        """Whether an error or an interrupt left a round whose sampling is not handed over: only
-        `flush` goes on from there."""
+        """Whether an error or an interrupt fell between `launch` and `sample` of a round."""
         return self._begun is not None
 
     @property
@@ -106,62 +117,60 @@ class Worker:
         """Whether the forward of the last launched round has ended, or none is in flight."""
         return self._launched is None or self._launched.forward.done()
 
-    def execute_model_step(self, plan: SchedulerOutputs, post_process: PostProcess[T]) -> T | None:
-        """One round; returns what post-processing the round before it gave, None without one.
-
-        1. forward n is launched
-        2. while it runs, round n-1 is post-processed on this thread
-        3. rows n are corrected by what that changed, and sampling n is queued behind the forward
-        """
+    def launch(self, plan: SchedulerOutputs) -> None:
+        """Submit the forward of a round."""
         forward = self._stream.submit(self._execute_main_model, plan, self._launched)
-        self._begun = plan, forward  # before any wait: an interrupt of it must not lose the round
+        # Set before anything that can wait: an interrupt of a wait must not lose the round.
+        self._begun = _BegunRound(plan, forward)
         if self._on_forward_end is not None:
             forward.add_done_callback(self._on_forward_end)
-        return self._hand_over_sample(plan, forward, post_process)
 
-    def flush(self, post_process: PostProcess[T]) -> T | None:
-        """Wait for the round in flight, if there is one, and post-process it.
+    def collect(self) -> CollectedRound | None:
+        """Wait for the result of the round whose sampling is submitted; None if there is none.
 
-        After an interrupt there may be two; both are post-processed.
+        An interrupt of the wait loses nothing: the next call waits again.
         """
-        if self._begun is not None:
-            self._hand_over_sample(*self._begun, post_process)
-        return self._collect(post_process)
-
-    def close(self) -> None:
-        """End the thread after what it runs; idempotent."""
-        self._launched = self._begun = None
-        self._stream.shutdown(cancel_futures=True)
-        self._runner.close()
-
-    def _hand_over_sample(
-        self,
-        plan: SchedulerOutputs,
-        forward: "Future[tuple[object, float]]",
-        post_process: PostProcess[T],
-    ) -> T | None:
-        result = self._collect(post_process)
-        rows = self._correct_seqlens_qk(plan)
-        sample = self._stream.submit(self._execute_sample, plan, forward, rows)
-        self._launched, self._begun = LaunchedRound(plan, forward, sample), None
-        return result
-
-    def _collect(self, post_process: PostProcess[T]) -> T | None:
-        """An interrupted wait forgets nothing; what was post-processed is never so again."""
         launched = self._launched
         if launched is None:
             return None
         output, sample_s = launched.sample.result()
         _, forward_s = launched.forward.result()
         self._launched = None
-        return post_process(launched.plan, output, forward_s + sample_s)
+        return CollectedRound(launched.plan, output, forward_s + sample_s)
+
+    def sample(self) -> None:
+        """Submit the sampling of the launched round; the round before it must be accounted for.
+
+        Raises:
+            RuntimeError: no round is launched, or a sequence does not have the length that the
+                plan assumed.
+        """
+        if self._begun is None:
+            raise RuntimeError("sample: no round is launched")
+        plan, forward = self._begun
+        rows = self._correct_seqlens_qk(plan)
+        sample = self._stream.submit(self._execute_sample, plan, forward, rows)
+        self._launched, self._begun = _LaunchedRound(plan, forward, sample), None
+
+    def close(self) -> None:
+        """Drop the rounds that have not started and end the thread and the runner; idempotent."""
+        self._launched = self._begun = None
+        self._stream.shutdown(cancel_futures=True)
+        self._runner.close()
+
+    def _submit(self, call: Callable[[], R]) -> "Future[R]":
+        """Run a call between rounds. Its end is reported like a forward's: the loop can go on."""
+        future = self._stream.submit(call)
+        if self._on_forward_end is not None:
+            future.add_done_callback(self._on_forward_end)
+        return future
 
     @staticmethod
     def _correct_seqlens_qk(plan: SchedulerOutputs) -> tuple[SamplingRow, ...]:
-        """The rows of round n after the outcome of n-1, which its plan could only assume.
+        """The sampling rows of round n, made after the result of n-1, which the plan assumed.
 
-        A sequence that ended in n-1 keeps its row, since the forward already has it: it draws a
-        token that nobody takes. All others must have exactly the length that the plan assumed.
+        A sequence that ended in n-1 keeps its row, because the forward has it already; its token is
+        discarded. All other sequences must have exactly the length that the plan assumed.
         """
         rows = []
         for index in plan.sampled:
@@ -176,20 +185,17 @@ class Worker:
         return tuple(rows)
 
     def _execute_main_model(
-        self, plan: SchedulerOutputs, previous: LaunchedRound | None
+        self, plan: SchedulerOutputs, previous: _LaunchedRound | None
     ) -> tuple[object, float]:
         started = time.perf_counter()
-        drawn = None if previous is None else previous.sample.result()[0]
+        sampled = None if previous is None else previous.sample.result()[0]
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
-        hidden = self._runner.execute_main_model(plan.step, plan.batch, drawn)
+        hidden = self._runner.execute_main_model(plan.step, plan.batch, sampled)
         return hidden, time.perf_counter() - started
 
     def _execute_sample(
-        self,
-        plan: SchedulerOutputs,
-        forward: "Future[tuple[object, float]]",
-        rows: tuple[SamplingRow, ...],
+        self, plan: SchedulerOutputs, forward: _Forward, rows: tuple[SamplingRow, ...]
     ) -> tuple[SamplerOutput, float]:
         started = time.perf_counter()
         output = self._runner.execute_sample(plan.step, forward.result()[0], rows)

@@ -1,4 +1,4 @@
-"""`LLM`: the engine in this process, for scripts and tests; no server and no second process."""
+"""`LLM`: a model in the calling process, for scripts and tests; no server, no second process."""
 
 import dataclasses
 import secrets
@@ -13,7 +13,13 @@ from services.common.config.settings import resolve
 from services.common.errors import BY_NAME, FleetError, InvalidArgumentError, Violation
 from services.common.text import Tokenizer, chat_ids, render_chat, template_of
 from services.engine.contract.config import EngineConfig
-from services.engine.contract.messages import AddRequest, ChoiceOutput, RequestFailure
+from services.engine.contract.finish_reason import FinishReason
+from services.engine.contract.messages import (
+    AddRequest,
+    ChoiceOutput,
+    CoreRequest,
+    RequestFailure,
+)
 from services.engine.contract.runner import Runner
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.core.engine_factory import build_engine, text_assets
@@ -32,7 +38,7 @@ _GRAMMAR_POLL_S = 0.1
 
 
 class LLM:
-    """A model to call. Use it as a context manager, or call `close` at the end."""
+    """A loaded model. Use it as a context manager, or call `close` at the end."""
 
     def __init__(
         self, model: str = "", *, runner: Callable[[], Runner] | None = None, **fields: Any
@@ -42,18 +48,18 @@ class LLM:
         Args:
             model: a folder in Hugging Face layout, a .gguf file or a known name.
             runner: makes the runner instead of the configuration.
-            fields: those of `EngineConfig`.
+            fields: fields of `EngineConfig`.
 
         Raises:
-            ConfigError: a value that cannot be used, by its name.
-            ModelFileError: files that cannot be served.
-            TypeError: no such field.
+            ConfigError: a value cannot be used; the message names the field.
+            ModelFileError: the model's files cannot be served.
+            TypeError: `EngineConfig` has no such field.
         """
         known = {f.name for f in dataclasses.fields(EngineConfig)}
         unknown = sorted(set(fields) - known)
         if unknown:
             raise TypeError(f"LLM() got an unexpected field {unknown[0]!r}")
-        # All prompts of a call wait at once; nobody is refused for that.
+        # All prompts of a call are enqueued at once; the queue must take them all.
         given = {"max_waiting": _NO_LIMIT, **fields, "model": model}
         config = resolve(EngineConfig, given, {}).config
         assets = text_assets(config)
@@ -63,8 +69,8 @@ class LLM:
         self._outputs = RequestOutputPool()
         self._streams: dict[str, list[ChoiceStream]] = {}
         self._next_key = 0
-        self._closed = ""
-        """Why it is, once it is."""
+        self._closed: str | None = None
+        """Why calls are refused, once the model is closed."""
 
     def generate(
         self,
@@ -76,22 +82,22 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts; returns one output per prompt, in their order.
 
-        An interrupt or an error ends the call's requests; the next call works, or says that the
-        model had to be closed.
+        An interrupt or an error ends the requests of this call. The next call works, or raises
+        RuntimeError if the model had to be closed.
 
         Args:
             prompts: one text or list of token ids, or a list of such.
-            sampling_params: one for all, or one per prompt; a request without a seed gets one.
-            show_progress: draw a line on stderr.
-            return_failures: return requests that failed while they ran with `failure` set, beside
-                the others, instead of raising once all have ended.
+            sampling_params: one for all, or one per prompt; without a seed a random one is drawn.
+            show_progress: draw a progress line on stderr.
+            return_failures: return requests that failed while running, with `failure` set, instead
+                of raising an error once all have ended.
 
         Raises:
-            InvalidArgumentError: a request that cannot be served; none is run then.
-            FleetError: one that failed as it ran: a constraint that cannot be compiled
-                (InvalidArgumentError) or followed, a model whose values are not finite.
-            TypeError, ValueError: a prompt or parameters of a wrong kind, another number of them.
-            RuntimeError: closed.
+            InvalidArgumentError: a request cannot be served; none is run then.
+            FleetError: a request failed while running: its constraint cannot be compiled
+                (InvalidArgumentError) or matched, or the model produced values that are not finite.
+            TypeError, ValueError: a prompt or its parameters have the wrong type or number.
+            RuntimeError: the model is closed.
         """
         self._check_open()
         listed = prompt_list(prompts)
@@ -117,14 +123,15 @@ class LLM:
         show_progress: bool = False,
         return_failures: bool = False,
     ) -> list[RequestOutput]:
-        """Answer conversations by the model's chat template; otherwise as `generate`.
+        """Answer conversations, rendered with the model's chat template; otherwise as `generate`.
 
         Args:
-            conversations: one list of messages, or a list of such.
-            template_args: more variables for the template.
+            conversations: one list of messages, or a list of such lists.
+            template_args: further variables for the template.
 
         Raises:
-            InvalidArgumentError: a message that cannot be used, or the template refuses.
+            InvalidArgumentError: a message cannot be used, or the template raises an error.
+            FleetError, TypeError, ValueError, RuntimeError: as `generate`.
         """
         self._check_open()
         one = bool(conversations) and isinstance(conversations[0], Mapping)
@@ -138,7 +145,7 @@ class LLM:
         )
 
     def close(self) -> None:
-        """End the worker; idempotent. Calls after it raise RuntimeError."""
+        """End the engine; idempotent. Later calls raise RuntimeError."""
         self._closed = self._closed or "LLM is closed"
         self.engine.close()
 
@@ -173,7 +180,7 @@ class LLM:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _add_request(self, prompt: Prompt, params: SamplingParams, keys: list[str]) -> None:
-        """Its key is in `keys` before the engine knows it, so that an interrupt forgets nothing."""
+        """Enqueue a request; its key is in `keys` first, so that an interrupt can end it."""
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if params.constraint is not None:
             check_constraint(params.constraint)
@@ -182,9 +189,7 @@ class LLM:
         key = str(self._next_key)
         self._next_key += 1
         keys.append(key)
-        self.engine.add_request(
-            AddRequest(request_key=key, prompt_token_ids=token_ids, params=params)
-        )
+        self.engine.add_request(AddRequest(key, CoreRequest(token_ids, params)))
         self._outputs.open(key, tuple(token_ids), params.n)
         self._streams[key] = [
             ChoiceStream(index, params, self.tokenizer, token_ids) for index in range(params.n)
@@ -195,16 +200,16 @@ class LLM:
         progress = _Progress(len(keys), enabled=show_progress)
         while self.engine.has_unfinished_requests():
             result = self.engine.step()
-            if not (self.engine.worker.in_flight or result.step or result.marks):
-                self.engine.constraints.wait(_GRAMMAR_POLL_S)
+            if self.engine.is_stuck(result):
+                self.engine.wait_for_grammar(_GRAMMAR_POLL_S)
             progress.update(len(done), sum(len(o.token_ids) for o in result.outputs))
-            for output in self._take(result):
+            for output in self._take_result(result):
                 done[output.request_key] = output
         progress.end(len(done))
         return [done[key] for key in keys]
 
-    def _take(self, result: StepResult) -> Iterable[RequestOutput]:
-        """Apply a round; yields the requests that have given back their last block."""
+    def _take_result(self, result: StepResult) -> Iterable[RequestOutput]:
+        """Apply a round's result; yields the requests whose last block is released."""
         for output in result.outputs:
             self._take_output(output)
         for failure in result.failures:
@@ -221,26 +226,26 @@ class LLM:
         if owner is None:
             return
         stream = self._streams[output.request_key][output.choice]
-        stream.add(output)
+        stream.add_output(output)
         delta = stream.take_delta()
         choice = owner.choices[output.choice]
         choice.text += delta.text if delta is not None else ""
         if stream.finished is not None and stream.finished.stop_string:
-            choice.finish_reason = "STOP_STRING"
+            choice.finish_reason = FinishReason.STOP_STRING
             choice.stop_string = stream.finished.stop_string
             self.engine.abort_request(output.request_key, output.choice)
 
     def _abandon(self, keys: list[str], error: BaseException) -> None:
-        """After an error or an interrupt: end what still runs and forget what it said.
+        """After an error or an interrupt: end this call's requests and drop their outputs.
 
-        An engine that is not whole and empty then, since it was cut short in the middle of its
-        bookkeeping or its runner fails, is closed: nothing would ever end what it still counts.
+        If the engine is not empty and consistent after that, because it was interrupted while it
+        changed its records or because its runner failed, it is closed: it cannot be used any more.
         """
         clean = False
         try:
             clean = self._empty_engine(keys)
         except Exception as another:
-            error.add_note(f"and ending the call's requests: {another!r}")
+            error.add_note(f"ending the call's requests failed as well: {another!r}")
         finally:  # on a second interrupt too
             if not clean:
                 name = type(error).__name__
@@ -254,7 +259,7 @@ class LLM:
             self._streams.pop(key, None)
             self._outputs.release(key)
             engine.abort_request(key)
-        # With nothing left to run, what is in flight is all that can still give blocks back.
+        # No request is left to run; only the rounds in flight still hold blocks.
         engine.settle()
         engine.check_integrity()
         return not engine.has_unfinished_requests() and engine.load().held_blocks == 0
@@ -266,7 +271,8 @@ def _raise_first_failure(outputs: Sequence[RequestOutput]) -> None:
         at, failure = failed[0]
         error = _error_of(failure)
         error.add_note(
-            f"prompt {at}; {len(failed)} of {len(outputs)} failed, return_failures=True returns all"
+            f"prompt {at} failed, {len(failed)} of {len(outputs)} in all; "
+            "return_failures=True returns all outputs"
         )
         raise error
 

@@ -1,4 +1,4 @@
-"""What a caller may hand to `LLM.generate`, brought into one form before any work."""
+"""Converts the arguments of `LLM.generate` to lists of prompts and parameters."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -6,15 +6,15 @@ from numbers import Integral
 from services.engine.contract.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
-"""Text, or ready token ids."""
+"""Text or token ids."""
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
-    """One entry per prompt; arrays (whatever has `tolist`) count as lists of numbers.
+    """One entry per prompt. Arrays (anything with `tolist`) are read as lists of numbers.
 
     Raises:
-        TypeError: neither texts nor token ids, by the place.
-        ValueError: texts and single token ids mixed.
+        TypeError: an item is neither text nor token ids; the message names it.
+        ValueError: texts and single token ids are mixed.
     """
     if isinstance(prompts, str):
         return [prompts]
@@ -23,7 +23,9 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     if listed and all(single):
         return [_token_ids("prompts", listed)]
     if any(single):
-        raise ValueError("a prompt is a text or a list of token ids, not both mixed")
+        raise ValueError(
+            "prompts mixes texts and single token ids; a prompt is a text or a list of token ids"
+        )
     return [
         item if isinstance(item, str) else _token_ids(at, _listed(at, item))
         for at, item in ((f"prompts[{index}]", item) for index, item in enumerate(listed))
@@ -36,8 +38,8 @@ def params_list(
     """One entry per prompt.
 
     Raises:
-        TypeError: no `SamplingParams`, by the place.
-        ValueError: another number of them.
+        TypeError: an item is not `SamplingParams`; the message names it.
+        ValueError: their number differs from the number of prompts.
     """
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count

@@ -1,11 +1,12 @@
-"""What a request has given so far: `RequestOutput`, and the pool that makes it from rounds.
+"""`RequestOutput`: the output of a request so far, and the pool that builds it from rounds.
 
-A round tells only what is new (`ChoiceOutput`). The pool keeps one growing record per request; the
-records it returns go on growing with later rounds, so a caller that keeps one keeps its `clone`.
+A round reports only new tokens (`ChoiceOutput`). The pool adds them to one record per request. The
+records that it returns keep growing with later rounds; call `clone` for a copy that does not.
 """
 
 from dataclasses import dataclass, field, replace
 
+from services.engine.contract.finish_reason import FinishReason
 from services.engine.contract.messages import ChoiceOutput, RequestFailure, TokenLogprobs
 
 
@@ -16,12 +17,12 @@ class CompletionOutput:
     index: int
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    """Filled by `LLM`, if it has a tokenizer."""
-    finish_reason: str | None = None
-    """EOS, STOP_TOKEN, STOP_STRING, MAX_TOKENS, CONTEXT_FULL or GRAMMAR_COMPLETE."""
+    """Set by `LLM`, if it has a tokenizer."""
+    finish_reason: FinishReason | None = None
+    """None while the choice runs."""
     matched_token_id: int | None = None
     stop_string: str | None = None
-    """The one that ended the choice."""
+    """The stop string that ended the choice."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def clone(self) -> "CompletionOutput":
@@ -31,7 +32,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One request: its prompt, its choices and, if it failed, why."""
+    """The output of one request."""
 
     request_key: str
     prompt_token_ids: tuple[int, ...]
@@ -39,8 +40,9 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     failure: RequestFailure | None = None
+    """Set if the request failed."""
     released: bool = False
-    """Its last block is free again: nothing more will come."""
+    """Whether its last block is released: nothing is added any more."""
 
     @property
     def finished(self) -> bool:
@@ -57,18 +59,18 @@ class RequestOutput:
 
 
 class RequestOutputPool:
-    """The growing outputs of all requests that somebody still waits for."""
+    """The outputs of all open requests."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, RequestOutput] = {}
 
     def open(self, request_key: str, prompt_token_ids: tuple[int, ...], n: int) -> None:
-        """Expect outputs of a request."""
+        """Start the output of a request."""
         choices = [CompletionOutput(index) for index in range(n)]
         self._by_key[request_key] = RequestOutput(request_key, prompt_token_ids, choices)
 
     def add(self, output: ChoiceOutput) -> RequestOutput | None:
-        """Take what a round gave; None for a request that nobody waits for."""
+        """Add what a round produced; None if the request is not open."""
         owner = self._by_key.get(output.request_key)
         if owner is None:
             return None
@@ -83,14 +85,14 @@ class RequestOutputPool:
         return owner
 
     def fail(self, failure: RequestFailure) -> RequestOutput | None:
-        """Take a failure; None for a request that nobody waits for."""
+        """Set the failure of a request; None if the request is not open."""
         owner = self._by_key.get(failure.request_key)
         if owner is not None:
             owner.failure = failure
         return owner
 
     def release(self, request_key: str) -> RequestOutput | None:
-        """Forget a request; its record stays with the caller and grows no more."""
+        """Remove a request and return its output, which no longer changes; None if not open."""
         owner = self._by_key.pop(request_key, None)
         if owner is not None:
             owner.released = True

@@ -1,7 +1,7 @@
-"""Which sequence holds which blocks: all-or-nothing allocation, prefix reuse, copy-on-write.
+"""`BlockManager`: gives blocks to sequences; all-or-nothing, with prefix reuse and copy-on-write.
 
-Owns `Blocks`. Others see block tables, which are tuples: a launched round keeps the one it was
-given. A shared block is never written: who must write into one gets a copy of it first.
+Owns `Blocks`. Block tables are tuples, so a launched round keeps the table it was planned with. A
+shared block is never written: a sequence that must write into one gets a copy first.
 """
 
 from collections import Counter
@@ -17,16 +17,16 @@ __all__ = ["Allocation", "BlockManager", "Blocks"]
 
 
 class Allocation(NamedTuple):
-    """What a sequence got."""
+    """The result of an allocation; the sequence has its table."""
 
     num_computed: int
-    """Leading positions whose keys and values are there already."""
+    """Leading positions whose keys and values are in the blocks already."""
     copy: tuple[int, int] | None
     """Block to copy before the round, (source, target); the source is held for the copy."""
 
 
 class BlockManager:
-    """Hands out blocks of `block_size` positions; every method is O(blocks touched)."""
+    """Allocates blocks of `block_size` positions. Every method is O(blocks touched)."""
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = True) -> None:
         self.blocks = Blocks(num_blocks)
@@ -35,30 +35,32 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken now."""
+        """Blocks that can be allocated now."""
         return self.blocks.num_available
 
     @property
     def version(self) -> int:
-        """Unchanged as long as what did not fit cannot fit."""
+        """Changes whenever a sequence that did not fit may fit."""
         return self.blocks.version
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many positions need."""
+        """Number of blocks that `num_tokens` positions need."""
         return -(-num_tokens // self.block_size)
 
     def try_allocate_seq(self, seq: Sequence, headroom: int = 0) -> Allocation | None:
-        """Blocks for all known tokens, reused where the prefix is known; or None and no change.
+        """Allocate blocks for all known tokens, reusing those of the longest cached prefix.
 
         Args:
-            seq: a sequence without blocks; gets its table.
+            seq: a sequence without blocks.
             headroom: blocks that must stay available afterwards.
+
+        Returns None, and changes nothing, if there are not enough blocks.
         """
         length = len(seq.tokens)
         hits = self._match(seq)
         copied = hits[-1] if hits and len(hits) * self.block_size == length else None
         if copied is not None:
-            # The last token must be computed again, and not into a block that others may read.
+            # The last token must be computed again to sample from it, in a block of its own.
             allocation = self._allocate(seq, hits[:-1], copied, length - 1, headroom)
             if allocation is not None:
                 return allocation
@@ -66,9 +68,10 @@ class BlockManager:
         return self._allocate(seq, hits, None, len(hits) * self.block_size, headroom)
 
     def try_fork_seq(self, seq: Sequence, parent: Sequence, headroom: int = 0) -> Allocation | None:
-        """Share the prompt's blocks with another choice whose prompt is submitted, or None.
+        """Share the prompt's blocks of another choice, whose prompt must be submitted.
 
-        The last prompt token is computed again, into a copy of its block, to draw from it.
+        The last prompt token is computed again, in a copy of its block, to sample from it. Returns
+        None, and changes nothing, if there are not enough blocks.
         """
         last = seq.num_prompt - 1
         full = last // self.block_size
@@ -76,25 +79,26 @@ class BlockManager:
         shared = list(parent.block_table[:full])
         allocation = self._allocate(seq, shared, copied, last, headroom)
         if allocation is not None:
-            seq.num_registered = min(seq.num_registered, parent.num_registered)
+            seq.set_registered(min(seq.num_registered, parent.num_registered))
         return allocation
 
     def num_missing(self, seq: Sequence, parent: Sequence | None, headroom: int) -> int:
-        """Blocks that must come free before the sequence fits; 0 or less if it does.
+        """Blocks that must become available before the sequence fits; 0 or less if it does.
 
         Args:
-            parent: the choice whose prompt it would share, if that is computed.
+            parent: the choice whose computed prompt it would share, if any.
+            headroom: blocks that must stay available afterwards.
         """
         if parent is None:
             shared = self._match(seq)
         else:
             shared = list(parent.block_table[: (seq.num_prompt - 1) // self.block_size])
         if len(shared) * self.block_size == len(seq.tokens):
-            shared.pop()  # its last token is computed again, in a block of its own
+            shared.pop()  # the last token is computed again, in a block of its own
         return self._cost(seq, shared, shared) + headroom - self.blocks.num_available
 
     def count_uncached(self, seqs: Iterable[Sequence]) -> int:
-        """Positions that must still be computed for these, a prefix that some share once."""
+        """Positions still to be computed for these sequences; a shared prefix counts once."""
         count = 0
         seen: set[BlockHash] = set()
         for seq in seqs:
@@ -113,17 +117,19 @@ class BlockManager:
         return count
 
     def grow(self, seq: Sequence) -> bool:
-        """One block more, if one is available."""
+        """Append a block to the table; False if none is available."""
         if not self.blocks.num_available:
             return False
-        seq.take_blocks((*seq.block_table, self.blocks.take()), self.block_size)
+        seq.set_blocks((*seq.block_table, self.blocks.take()), self.block_size)
         return True
 
     def register_computed(self, seq: Sequence, num_computed: int) -> tuple[int, ...]:
-        """Make the full blocks among the first positions reusable, once they are truly written.
+        """Make the full blocks among the first `num_computed` positions reusable.
 
-        Returns blocks that the sequence no longer holds: their content was known already and its
-        table points to the known ones now. Rounds in flight may still read them.
+        Call it once those positions are written.
+
+        Returns the blocks that were replaced in the table, because another block with the same
+        content was registered before. Rounds in flight may still read them.
         """
         full = num_computed // self.block_size
         if full <= seq.num_registered or not self._caches(seq):
@@ -138,22 +144,22 @@ class BlockManager:
                 self.blocks.share(known)
                 replaced.append(table[index])
                 table[index] = known
-        seq.num_registered = full
+        seq.set_registered(full)
         if replaced:
-            seq.take_blocks(tuple(table), self.block_size)
+            seq.set_blocks(tuple(table), self.block_size)
         return tuple(replaced)
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """Let go of blocks of one chain, the tail first."""
+        """Drop one reference of each block; pass the blocks of one chain, its tail first."""
         for block in blocks:
             self.blocks.drop(block)
 
     def num_sole(self, table: Iterable[int]) -> int:
-        """Blocks of a table that nobody else holds."""
+        """Number of blocks of a table that have one holder."""
         return sum(self.blocks.num_holders(block) == 1 for block in table)
 
     def hashes_of(self, seq: Sequence, num_blocks: int) -> list[BlockHash]:
-        """Hashes of at least the first full blocks; remembered on the sequence."""
+        """Hashes of at least the first `num_blocks` full blocks; cached on the sequence."""
         hashes, size = seq.hashes, self.block_size
         while len(hashes) < num_blocks:
             start = len(hashes) * size
@@ -162,28 +168,28 @@ class BlockManager:
         return hashes
 
     def clear(self, holders: Iterable[Sequence]) -> None:
-        """Forget all reusable content; the holders keep their blocks and may register anew."""
+        """Drop all reusable content; the holders keep their blocks and register them again."""
         self.blocks.clear()
         for seq in holders:
-            seq.num_registered = 0
+            seq.set_registered(0)
 
     def drain_events(self) -> list[CacheEvent]:
-        """What became reusable or ceased to be since the last call."""
+        """Blocks that became reusable or were evicted since the last call, in order."""
         return self.blocks.drain_events()
 
     def snapshot(self) -> list[StoredBlocks]:
-        """All reusable blocks."""
+        """All reusable blocks, as chains."""
         return self.blocks.snapshot()
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
-        """Compare all bookkeeping with the tables that exist; see `Blocks.check_integrity`."""
+        """Check that all counts match the given tables; see `Blocks.check_integrity`."""
         self.blocks.check_integrity(Counter(block for table in tables for block in table))
 
     def _caches(self, seq: Sequence) -> bool:
         return self._prefix_cache and not seq.request.params.cache_bypass
 
     def _match(self, seq: Sequence) -> list[int]:
-        """Blocks of the longest known prefix."""
+        """Blocks of the longest cached prefix."""
         hits: list[int] = []
         if not self._caches(seq) or seq.wants_prompt_logprobs:
             return hits
@@ -209,12 +215,11 @@ class BlockManager:
         for block in pinned:
             self.blocks.share(block)
         new = [self.blocks.take() for _ in range(num_new)]
-        seq.take_blocks((*shared, *new), self.block_size)
-        seq.num_registered = len(shared) if self._caches(seq) else 0
-        seq.num_computed = num_computed
+        num_registered = len(shared) if self._caches(seq) else 0
+        seq.allocate((*shared, *new), self.block_size, num_computed, num_registered)
         return Allocation(num_computed, None if copied is None else (copied, new[0]))
 
     def _cost(self, seq: Sequence, shared: list[int], pinned: list[int]) -> int:
-        """Blocks that are available no longer once the sequence has its own."""
+        """Blocks that stop being available once the sequence has its table."""
         revived = sum(self.blocks.num_holders(block) == 0 for block in pinned)
         return self.blocks_for(len(seq.tokens)) - len(shared) + revived

@@ -1,8 +1,8 @@
-"""Physical blocks: free list, reference counts, prefix map and LRU of reusable blocks.
+"""`Blocks`: the physical blocks. Free list, reference counts, prefix map and LRU eviction.
 
-A block is free, held (reference count > 0) or cached (count 0, its content findable by hash).
-Cached blocks leave in the order in which they lost their last holder. Holders let go of a chain
-from its tail, and hold all of a chain up to their last block, so the oldest is always a leaf.
+A block is free, held (reference count > 0) or cached (count 0, its content found by hash). Cached
+blocks are evicted in the order in which they lost their last holder. A holder holds a chain of
+blocks from the first on and drops it from the tail, so the oldest cached block is always a leaf.
 """
 
 from collections import OrderedDict, deque
@@ -12,12 +12,12 @@ from services.engine.contract.messages import CacheEvent, ClearedBlocks, Removed
 
 
 class Blocks:
-    """Ids 1 … num_blocks; block 0 is the runner's target of padding and is never handed out."""
+    """Blocks 1 to `num_blocks`; block 0 is the runner's target for padding and never allocated."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.version = 0
-        """Grows whenever something that did not fit might fit."""
+        """Grows whenever a sequence that did not fit may fit."""
         self._free: deque[int] = deque(range(1, num_blocks + 1))
         self._refs = [0] * (num_blocks + 1)
         self._hash: list[BlockHash | None] = [None] * (num_blocks + 1)
@@ -28,7 +28,7 @@ class Blocks:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken now, cached ones included."""
+        """Blocks that can be allocated now: free and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -37,15 +37,15 @@ class Blocks:
         return self.num_blocks - self.num_available
 
     def num_holders(self, block: int) -> int:
-        """Its reference count."""
+        """The reference count of a block."""
         return self._refs[block]
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """The block with this content, held or cached."""
+        """The held or cached block with this content; None if there is none."""
         return self._by_hash.get(block_hash)
 
     def take(self) -> int:
-        """A block of undefined content for one holder; evicts the oldest leaf if none is free.
+        """Allocate a block of undefined content for one holder; evicts the oldest if none is free.
 
         Raises:
             LookupError: no block is available.
@@ -54,20 +54,24 @@ class Blocks:
             block = self._free.popleft()
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
-            self._forget(block)
+            self._evict(block)
         else:
             raise LookupError("no block is available")
         self._refs[block] = 1
         return block
 
     def share(self, block: int) -> None:
-        """One more holder of a held or cached block."""
+        """Add a holder to a held or cached block."""
         if self._refs[block] == 0:
             del self._cached[block]
         self._refs[block] += 1
 
     def drop(self, block: int) -> None:
-        """One holder less; without any the block is cached if its content is known, else free."""
+        """Remove a holder. Without any, the block is cached if it is registered, else free.
+
+        Raises:
+            ValueError: the block has no holder.
+        """
         if self._refs[block] <= 0:
             raise ValueError(f"block {block} has no holder")
         self._refs[block] -= 1
@@ -80,20 +84,23 @@ class Blocks:
             self._cached[block] = None
 
     def register(self, block: int, block_hash: BlockHash, parent: BlockHash | None) -> int:
-        """Make a held block's content findable; returns the block that stands for the content.
+        """Enter a held block in the prefix map.
 
-        That is another one if the content was known already. `parent` is None for a first block.
+        Args:
+            parent: hash of the block before it; None for the first of a chain.
+
+        Returns the block that is in the map for this content: another one if there was one before.
         """
         known = self._by_hash.setdefault(block_hash, block)
         if known == block and self._hash[block] is None:
             self._hash[block] = block_hash
             self._parent[block] = parent
             self.version += 1
-            self._stored(block_hash, parent)
+            self._record_stored(block_hash, parent)
         return known
 
     def clear(self) -> None:
-        """Forget all content; holders keep their blocks."""
+        """Empty the prefix map; holders keep their blocks."""
         self._free.extend(self._cached)
         self._cached.clear()
         for block in self._by_hash.values():
@@ -103,7 +110,7 @@ class Blocks:
         self._events = [ClearedBlocks()]
 
     def drain_events(self) -> list[CacheEvent]:
-        """What became reusable or ceased to be since the last call, in order."""
+        """Blocks that became reusable or were evicted since the last call, in order."""
         events, self._events = self._events, []
         return events
 
@@ -118,7 +125,7 @@ class Blocks:
                 chains.append(StoredBlocks(hashes=[block_hash], parent=parent))
         return chains
 
-    def _forget(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         block_hash = self._hash[block]
         assert block_hash is not None, f"cached block {block} without a hash"
         del self._by_hash[block_hash]
@@ -129,7 +136,7 @@ class Blocks:
         else:
             self._events.append(RemovedBlocks(hashes=[block_hash]))
 
-    def _stored(self, block_hash: BlockHash, parent: BlockHash | None) -> None:
+    def _record_stored(self, block_hash: BlockHash, parent: BlockHash | None) -> None:
         last = self._events[-1] if self._events else None
         if isinstance(last, StoredBlocks) and last.hashes[-1] == parent:
             last.hashes.append(block_hash)
@@ -137,7 +144,10 @@ class Blocks:
             self._events.append(StoredBlocks(hashes=[block_hash], parent=parent))
 
     def check_integrity(self, holders: dict[int, int]) -> None:
-        """Compare every count with the holders that exist.
+        """Check all counts against the holders that exist.
+
+        Args:
+            holders: block → number of tables that hold it.
 
         Raises:
             AssertionError: naming the block at fault.
@@ -154,7 +164,9 @@ class Blocks:
             assert known is None or self._by_hash[known] == block, f"block {block}: foreign hash"
             assert (block not in free) or known is None, f"free block {block} has a hash"
             assert (block not in self._cached) or known, f"cached block {block} has no hash"
-        assert set(holders) <= set(range(1, self.num_blocks + 1)), "a holder of no real block"
+        assert set(holders) <= set(range(1, self.num_blocks + 1)), (
+            "a table holds a block that does not exist"
+        )
         self._check_chains()
 
     def _check_chains(self) -> None:

@@ -1,11 +1,9 @@
-"""Memory of keys and values: how much there is, and what each round must do with it.
-
-`KVCacheManager` sizes it at start. `CacheEngine` collects the copies of a round and holds blocks
-back until no launched round can still write to them.
-"""
+"""Memory of the KV cache: `KVCacheManager` decides its size at start; `CacheEngine` collects the
+copies of a round and delays the release of blocks until no launched round can write to them."""
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.common.config.settings import ConfigError
 from services.engine.contract.config import EngineConfig
@@ -17,38 +15,43 @@ from services.engine.scheduling.sequence import Request, Sequence
 
 @dataclass(frozen=True, slots=True)
 class KVCacheManager:
-    """The decided size of the cache."""
+    """The size of the cache, fixed at start."""
 
     num_blocks: int
-    """Blocks that are handed out; the runner makes one more, block 0, for padding."""
+    """Blocks for sequences; the runner allocates one more, block 0, for padding."""
     block_size: int
+    """Positions per block."""
     max_model_len: int
+    """Longest prompt plus output."""
     bytes_per_block: int
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of all block tensors."""
+        """Bytes of all blocks, padding included."""
         return (self.num_blocks + 1) * self.bytes_per_block
 
     @property
     def num_positions(self) -> int:
-        """Positions of all blocks that are handed out."""
+        """Positions of all blocks for sequences."""
         return self.num_blocks * self.block_size
 
     @classmethod
     def plan(cls, config: EngineConfig, info: RunnerInfo, free_bytes: int) -> "KVCacheManager":
-        """Decide from the configuration and the bytes that the profile left.
+        """Compute the size.
 
-        With `num_blocks` fixed by hand a request of full length need not fit: such requests are
-        refused one by one. Otherwise that is a mistake of the configuration.
+        If `num_blocks` is configured, a request of `max_model_len` may not fit; such requests are
+        refused one by one. Otherwise a cache that is too small for it is a configuration error.
+
+        Args:
+            free_bytes: memory left after the largest round's own needs.
 
         Raises:
-            ConfigError: naming the key and what would work.
+            ConfigError: naming the key and a value that works.
         """
         longest = config.max_model_len or info.max_model_len
         if longest > info.max_model_len:
             raise ConfigError(
-                f"max_model_len: {longest} is more than the {info.max_model_len} of the model"
+                f"max_model_len: {longest} is more than the model's {info.max_model_len}"
             )
         if config.num_blocks:
             return cls(config.num_blocks, config.block_size, longest, info.kv_bytes_per_block)
@@ -80,10 +83,10 @@ class KVCacheManager:
 
 
 def kv_budget(text: str, free_bytes: int) -> int:
-    """Bytes for blocks: a fraction of what is free (0.9) or a size (2GiB).
+    """Bytes for blocks, from a fraction of the free memory (0.9) or a size (2GiB).
 
     Raises:
-        ConfigError: neither of both, or more than there is.
+        ConfigError: the text is neither, or the size is more than the free memory.
     """
     try:
         wanted = parse_size(text)
@@ -98,85 +101,96 @@ def kv_budget(text: str, free_bytes: int) -> int:
     return wanted
 
 
+class _Held(NamedTuple):
+    """Blocks that a launched round may still read or write."""
+
+    step: int
+    """The last such round."""
+    blocks: tuple[int, ...]
+    request: Request | None
+    """The request of an ended choice; None for a preemption, a copy or a replaced block."""
+
+
 class CacheEngine:
-    """Copies and delayed releases, tagged with their rounds; it decides nothing."""
+    """Copies and delayed releases, each tagged with its round. It decides nothing."""
 
     def __init__(self, block_manager: BlockManager) -> None:
         self._blocks = block_manager
         self._copies: list[tuple[int, int]] = []
-        self._pending: deque[tuple[int, tuple[int, ...], Request | None]] = deque()
+        self._pending: deque[_Held] = deque()
         self._collected = 0
-        self.num_pending = 0
-        """Block references that come back with the rounds in flight."""
+        self._num_pending = 0
+
+    @property
+    def num_pending(self) -> int:
+        """Block references that come back when the rounds in flight are collected."""
+        return self._num_pending
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a block before the next round; the source's extra reference is given back after."""
+        """Copy a block before the next round; the source's extra reference is dropped after it."""
         self._copies.append((source, target))
 
     def take_copies(self, step: int) -> tuple[tuple[int, int], ...]:
-        """The copies of this round."""
+        """The copies to make before round `step`, (source, target)."""
         copies, self._copies = tuple(self._copies), []
         for source, _ in copies:
             self._hold(step, (source,), None)
         return copies
 
-    def retire(self, seq: Sequence, released: list[Request]) -> None:
-        """Take a sequence's blocks: for good if it has ended, else for its recompute.
+    def retire(self, seq: Sequence) -> bool:
+        """Take the blocks of a sequence that has ended or is being preempted.
 
-        Requests that hold nothing any more are appended to `released`.
+        Returns whether its request has ended and holds no block any more.
         """
         request = seq.request if seq.finished else None
-        table, seq.block_table, seq.capacity = seq.block_table, (), 0
-        self.release(seq.last_step, table, request, released)
+        return self.release(seq.last_step, seq.remove_blocks(), request)
 
     def release(
-        self,
-        last_step: int,
-        blocks: tuple[int, ...],
-        request: Request | None,
-        released: list[Request],
-    ) -> None:
-        """Give blocks back, at once or when the last round that may write to them is collected."""
+        self, last_step: int, blocks: tuple[int, ...], request: Request | None = None
+    ) -> bool:
+        """Free blocks now, or when round `last_step`, which may write to them, is collected.
+
+        Args:
+            request: the request of the ended choice that held them, if any.
+
+        Returns whether that request holds no block any more.
+        """
         if last_step > self._collected:
             self._hold(last_step, blocks, request)
-        else:
-            self._drop(blocks, request, released)
+            return False
+        return self._drop(blocks, request)
 
     def collected(self, step: int) -> list[Request]:
-        """Round `step` has ended on the device; returns requests that hold nothing any more."""
+        """Free what waited for round `step`; returns requests that hold no block any more."""
         self._collected = step
         released: list[Request] = []
-        while self._pending and self._pending[0][0] <= step:
+        while self._pending and self._pending[0].step <= step:
             _, blocks, request = self._pending.popleft()
-            self.num_pending -= len(blocks)
-            self._drop(blocks, request, released)
+            self._num_pending -= len(blocks)
+            if self._drop(blocks, request) and request is not None:
+                released.append(request)
         return released
 
-    def forget_planned(self) -> list[Request]:
-        """Nothing is in flight: drop what waits for a round that was planned and never launched.
+    def drop_planned(self) -> list[Request]:
+        """With no round in flight: free what waits for a round that was planned, never launched.
 
-        Later rounds are still to be collected, whatever their numbers.
+        Later rounds are still to be collected, so the number of the last collected one stays.
+        Returns requests that hold no block any more.
         """
         collected = self._collected
-        released = self.collected(max((step for step, _, _ in self._pending), default=collected))
+        released = self.collected(max((held.step for held in self._pending), default=collected))
         self._collected = collected
         return released
 
     def held_tables(self) -> list[tuple[int, ...]]:
-        """Tables that wait for their release, for the integrity check."""
-        return [blocks for _, blocks, _ in self._pending] + [
-            (source,) for source, _ in self._copies
-        ]
+        """Blocks that wait for their release, for the integrity check."""
+        copied = [(source,) for source, _ in self._copies]
+        return [held.blocks for held in self._pending] + copied
 
     def _hold(self, step: int, blocks: tuple[int, ...], request: Request | None) -> None:
-        self._pending.append((step, blocks, request))
-        self.num_pending += len(blocks)
+        self._pending.append(_Held(step, blocks, request))
+        self._num_pending += len(blocks)
 
-    def _drop(
-        self, blocks: tuple[int, ...], request: Request | None, released: list[Request]
-    ) -> None:
+    def _drop(self, blocks: tuple[int, ...], request: Request | None) -> bool:
         self._blocks.drop(reversed(blocks))
-        if request is not None:
-            request.unreleased_choices -= 1
-            if request.unreleased_choices == 0:
-                released.append(request)
+        return request is not None and request.release_choice()

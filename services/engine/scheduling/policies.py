@@ -1,4 +1,7 @@
-"""The scheduler's decisions as pure functions of what they are shown; chosen by name in config."""
+"""Scheduling policies as pure functions: order of the queue, preemption victims, prefill shares.
+
+`EngineConfig.policy` chooses a `Policy` by its name in `POLICIES`.
+"""
 
 import heapq
 from collections import Counter
@@ -12,13 +15,13 @@ AGE_TOKENS = 64
 
 
 class Standing(NamedTuple):
-    """What a sequence is ranked by, once, when it enters the queue."""
+    """What a sequence is ranked by; the rank is computed once, when it enters the queue."""
 
     priority: int
     arrival: int
     choice: int
     prefill: int = 0
-    """Positions to be computed before its first token, if nothing is cached."""
+    """Positions to compute before the first token if nothing is cached."""
 
 
 Order = Callable[[Standing], tuple[int, ...]]
@@ -26,17 +29,17 @@ Order = Callable[[Standing], tuple[int, ...]]
 
 
 def fcfs(standing: Standing) -> tuple[int, ...]:
-    """First come, first served."""
+    """Order by arrival."""
     return (standing.arrival, standing.choice)
 
 
 def by_priority(standing: Standing) -> tuple[int, ...]:
-    """The highest priority first; equal ones in the order of arrival."""
+    """The highest priority first; equal priorities in the order of arrival."""
     return (-standing.priority, standing.arrival, standing.choice)
 
 
 def shortest_prefill(standing: Standing) -> tuple[int, ...]:
-    """The shortest first, aged: at most prefill / AGE_TOKENS later requests rank before one."""
+    """The shortest prefill first; at most prefill / AGE_TOKENS later requests overtake one."""
     aged = standing.prefill + AGE_TOKENS * standing.arrival
     return (aged, standing.arrival, standing.choice)
 
@@ -45,11 +48,11 @@ class Policy(NamedTuple):
     """How the queue is ordered."""
 
     order: Order
-    """Of those that run, and of those that wait in one line."""
+    """Order of the running sequences, and of the waiting ones of one line."""
     by_tenant: bool = False
-    """Whether each tenant has a line of its own and `TenantCounters` says whose turn it is."""
+    """Whether each tenant has its own line; the lowest of the `TenantCounters` goes first."""
     urgent_preempt: bool = False
-    """Whether one that waits takes seat and blocks from running ones of lower priority."""
+    """Whether a waiting sequence preempts running ones of lower priority."""
 
 
 POLICIES: Mapping[str, Policy] = {
@@ -63,18 +66,18 @@ POLICIES: Mapping[str, Policy] = {
 def in_turn(
     counters: Mapping[str, int], lines: Mapping[str, Iterable[T]], cost: Callable[[T], int]
 ) -> Iterator[T]:
-    """Merge the tenants' lines: always the next of the tenant with the lowest counter.
+    """Merge the tenants' lines: each item is the next one of the tenant with the lowest counter.
 
-    What was given out is added to its tenant's counter for the rest of this merge, so that those
-    admitted in one round take turns as well. Of equal counters the first line goes first.
+    The cost of an item is added to its tenant's counter for the rest of this merge, so that tenants
+    take turns within one round as well. Of equal counters the first line goes first.
     """
-    turns = [(counters.get(tenant, 0), place) for place, tenant in enumerate(lines)]
+    turns = [(counters.get(tenant, 0), index) for index, tenant in enumerate(lines)]
     heapq.heapify(turns)
     left = [iter(line) for line in lines.values()]
     while turns:
-        counter, place = turns[0]
-        for item in left[place]:
-            heapq.heapreplace(turns, (counter + cost(item), place))
+        counter, index = turns[0]
+        for item in left[index]:
+            heapq.heapreplace(turns, (counter + cost(item), index))
             yield item
             break
         else:
@@ -82,12 +85,12 @@ def in_turn(
 
 
 class TenantCounters:
-    """Virtual token counters: positions computed for each tenant, as far as they still matter.
+    """Virtual token counters: positions computed for each tenant.
 
-    A tenant without open sequences earns nothing: on its return it starts at the lowest counter of
-    those that have some, or at its own if that is higher. When nobody is left all start anew.
-    While two tenants both wait, the one that is ahead gets no new admission before the other, so
-    it gains at most what its running sequences compute.
+    A tenant does not save up service while it has no open sequence: when it returns, it starts at
+    the lowest counter of the active tenants, or at its own if that is higher. Without any active
+    tenant all counters are dropped. While two tenants wait, the one with the higher counter is not
+    admitted before the other, so it gains at most what its running sequences compute.
     """
 
     def __init__(self) -> None:
@@ -95,18 +98,18 @@ class TenantCounters:
         self._open: Counter[str] = Counter()
 
     def enter(self, tenant: str) -> None:
-        """One more sequence of a tenant."""
+        """Count a new sequence of a tenant."""
         if tenant not in self._open:
             self.counts[tenant] = max(self.counts.get(tenant, 0), self._lowest())
         self._open[tenant] += 1
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Positions were computed for it, repeated ones after a preemption included."""
+        """Add computed positions, repeated ones after a preemption included."""
         if tenant in self._open:
             self.counts[tenant] += tokens
 
     def leave(self, tenant: str) -> None:
-        """One sequence less; counters that say nothing any more are dropped."""
+        """Count an ended sequence; drop counters that no longer matter."""
         self._open[tenant] -= 1
         if self._open[tenant]:
             return
@@ -123,69 +126,74 @@ class TenantCounters:
 
 
 class Victim(NamedTuple):
-    """What preempting one sequence would mean."""
+    """A sequence that may be preempted, and what that would cost and free."""
 
     seq_id: int
     priority: int
     lost_tokens: int
-    """Positions that would be computed again."""
+    """Positions to compute again."""
     freed_blocks: int
     arrival: int
 
 
 def choose_victim(candidates: Sequence[Victim]) -> int | None:
-    """The sequence to preempt: lowest priority, then least work lost per block, then youngest.
+    """Choose by lowest priority, then least work lost per block, then latest arrival.
 
-    One that frees no block (all are shared) is no help and never chosen.
+    A sequence that frees no block, because all are shared, is never chosen.
+
+    Returns the id of the sequence, or None.
     """
     useful = [c for c in candidates if c.freed_blocks > 0]
-    return min(useful, key=_worth).seq_id if useful else None
+    return min(useful, key=_loss).seq_id if useful else None
 
 
-def choose_victims(candidates: Sequence[Victim], seats: int, blocks: int) -> list[int]:
-    """Sequences to preempt, in the order of `choose_victim`, for so many seats and blocks.
+def choose_victims(candidates: Sequence[Victim], slots: int, blocks: int) -> list[int]:
+    """Choose sequences to free that many slots and blocks, in the order of `choose_victim`.
 
-    None at all if everybody together would not do: nobody is preempted in vain.
+    Returns their ids; none if all candidates together would not free enough.
     """
     chosen: list[Victim] = []
     freed = 0
-    for candidate in sorted(candidates, key=_worth):
-        if len(chosen) >= seats and freed >= blocks:
+    for candidate in sorted(candidates, key=_loss):
+        if len(chosen) >= slots and freed >= blocks:
             break
-        if candidate.freed_blocks > 0 or len(chosen) < seats:
+        if candidate.freed_blocks > 0 or len(chosen) < slots:
             chosen.append(candidate)
             freed += candidate.freed_blocks
-    enough = len(chosen) >= seats and freed >= blocks
+    enough = len(chosen) >= slots and freed >= blocks
     return [victim.seq_id for victim in chosen] if enough else []
 
 
-def _worth(victim: Victim) -> tuple[int, float, int, int]:
+def _loss(victim: Victim) -> tuple[int, float, int, int]:
     per_block = victim.lost_tokens / max(victim.freed_blocks, 1)
     return (victim.priority, per_block, -victim.arrival, -victim.seq_id)
 
 
 class PrefillShare:
-    """How a round's prefill budget is given out, first come first served, in two classes.
+    """Divides a round's prefill budget, first come first served, in two classes.
 
-    A prompt longer than the whole budget leaves up to half of it to shorter ones behind it, so
-    that nobody's first token waits for a long prompt of someone else; unused halves are not lost.
+    A prompt longer than the whole budget leaves up to half of it to shorter prompts behind it, so
+    that a long prompt does not delay their first tokens. A half that is not needed is not lost.
     """
 
     def __init__(self, remaining: Sequence[int], budget: int) -> None:
-        """Args: tokens still to be computed by each contender, and the tokens of this round."""
+        """Args:
+        remaining: tokens that each contender has still to compute.
+        budget: tokens of this round.
+        """
         self.left = budget
         self._long_above = budget
         short_need = sum(n for n in remaining if n <= budget)
         self._long_left = budget - min(short_need, budget // 2)
 
     def offer(self, remaining: int) -> int:
-        """Tokens that one contender may take now."""
+        """Most tokens that a contender may take now."""
         if remaining > self._long_above:
             return min(remaining, self._long_left, self.left)
         return min(remaining, self.left)
 
     def take(self, remaining: int, taken: int) -> None:
-        """It took so many of its `remaining`."""
+        """Record that a contender took `taken` of its `remaining` tokens."""
         self.left -= taken
         if remaining > self._long_above:
             self._long_left -= taken

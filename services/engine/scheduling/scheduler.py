@@ -1,12 +1,12 @@
-"""Which sequence computes what in the next round. Owns the queues; the only user of the blocks.
+"""`Scheduler`: decides which sequence computes what in the next round; owns the queues.
 
 There are no phases: each sequence has `num_computed` positions, which must catch up with its
-tokens. `_schedule_decode` means "running first", `_schedule_prefill` "then chunks and admission",
-both under one budget of positions a round. A sequence holds all blocks of its known tokens from
-its admission on (all or nothing), so half-computed prompts can never lock each other out.
+tokens. `_schedule_decode` handles running sequences first; `_schedule_prefill` then handles chunks
+of prompts and admission. Both share one budget of positions per round. A sequence gets the blocks
+of all its known tokens at admission, all or nothing, so partly computed prompts cannot deadlock.
 
-Progress: the first in the policy's order can always get its next block, because it may preempt
-all behind it and a request that could not fit alone is never let in.
+Progress: the first sequence in the policy's order can always get its next block, because it may
+preempt all sequences behind it, and a request that does not fit alone is refused on arrival.
 """
 
 from collections.abc import Iterator
@@ -30,17 +30,17 @@ from services.engine.scheduling.scheduler_outputs import (
     SchedulerOutputs,
     Step,
 )
-from services.engine.scheduling.sequence import Request, Sequence, SequenceStatus
+from services.engine.scheduling.sequence import Sequence, SequenceStatus
 from services.engine.scheduling.waiting_queue import OrderedSequences, WaitingLines
 
 LOOK_AHEAD = 16
-"""Waiting sequences that a round may try to admit; those that are not ready do not count."""
+"""Most waiting sequences that one round tries to admit; those that are not ready do not count."""
 MAX_PASSED_OVER = 32
-"""Admissions past a sequence that does not fit; then nobody passes until it fits."""
+"""Most later sequences admitted before one that does not fit; then all wait until it fits."""
 
 
 class Scheduler:
-    """Plans rounds; see the module's docstring for the rules."""
+    """Plans rounds; see the module docstring for the rules."""
 
     def __init__(
         self,
@@ -51,9 +51,14 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: str = "fcfs",
     ) -> None:
+        """Args:
+        max_num_seqs: most sequences running at once.
+        max_num_batched_tokens: most positions computed in one round.
+        policy: a key of `POLICIES`.
+        """
         self._blocks = block_manager
         self._cache = cache
-        # Each running sequence gets at least one position a round.
+        # Each running sequence computes at least one position per round.
         self._max_running = min(max_num_seqs, max_num_batched_tokens)
         self._budget = max_num_batched_tokens
         self._policy = POLICIES[policy]
@@ -64,12 +69,12 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold blocks to run."""
+        """Sequences that are admitted."""
         return len(self._running)
 
     @property
-    def free_seats(self) -> int:
-        """Sequences that could start at once if there were blocks."""
+    def free_slots(self) -> int:
+        """Sequences that could be admitted now if there were blocks for them."""
         return max(0, self._max_running - len(self._running))
 
     def sequences(self) -> Iterator[Sequence]:
@@ -78,20 +83,21 @@ class Scheduler:
         yield from self._waiting
 
     def uncached_tokens_queued(self) -> int:
-        """Prompt tokens that are still to be computed; a decoding sequence has none."""
+        """Prompt tokens still to be computed; a decoding sequence has none."""
         return sum(left for seq in self.sequences() if (left := seq.remaining) > 1)
 
     def add(self, seq: Sequence) -> None:
         """Put a new sequence in the queue."""
-        seq.order = self._rank(seq)
+        seq.enter(self._rank(seq))
         self._tenants.enter(seq.request.tenant)
         self._waiting.add(seq)
 
     def certain_ahead(self, seq: Sequence) -> list[Sequence]:
-        """Whose prompts are computed before that of a new sequence, whatever else arrives.
+        """Sequences whose prompts are computed before that of a new one, even if more arrive.
 
-        Left out: those that it may pass, since they do not fit or wait for a grammar; the long
-        ones, of which a short prompt does not wait; other tenants under a policy of turns.
+        Not included: sequences that it may pass, because they do not fit or wait for a grammar;
+        prompts longer than a round's budget, if its own is shorter; other tenants, if the policy
+        lets tenants take turns.
         """
         rank, short = self._rank(seq), seq.remaining <= self._budget
         return [
@@ -99,26 +105,29 @@ class Scheduler:
             for other in self.sequences()
             if other.order < rank
             and _wanted(other) > 1
-            and other.blocked_at < 0
+            and other.blocked_at is None
             and not other.request.held
             and not (short and other.remaining > self._budget)
             and (not self._policy.by_tenant or other.request.tenant == seq.request.tenant)
         ]
 
-    def finish(self, seq: Sequence, status: SequenceStatus, released: list[Request]) -> None:
-        """End a sequence in any state; its blocks go back when no launched round needs them."""
+    def finish(self, seq: Sequence, status: SequenceStatus) -> bool:
+        """End a sequence in any state; its blocks are freed once no launched round uses them.
+
+        Returns whether this was the last block of its request: the request can be released.
+        """
         queue = self._running if seq.status is SequenceStatus.RUNNING else self._waiting
         queue.remove(seq)
         seq.end(status)
         self._tenants.leave(seq.request.tenant)
-        self._cache.retire(seq, released)
+        return self._cache.retire(seq)
 
     def clear_cache(self) -> None:
-        """Forget all reusable content, e.g. after values that were not finite."""
+        """Drop all reusable content, e.g. after the model produced values that are not finite."""
         self._blocks.clear(self._running)
 
     def schedule(self) -> SchedulerOutputs:
-        """Plan the next round; an empty batch if nothing can run now."""
+        """Plan the next round; its batch is empty if nothing can run now."""
         builder = RoundBuilder(Step(self._step + 1), self._budget)
         self._schedule(builder)
         if builder.empty:
@@ -142,14 +151,14 @@ class Scheduler:
         self._schedule_prefill(builder, chunked)
 
     def _schedule_decode(self, builder: RoundBuilder) -> list[Sequence]:
-        """One position for each running sequence that lacks just one; returns those lacking more.
+        """Add one position of each running sequence that lacks one; return those that lack more.
 
-        A sequence whose token in flight takes it to its limit is left out.
+        A sequence that reaches its length limit with the token in flight is left out.
         """
         chunked: list[Sequence] = []
         for seq in self._running.first(len(self._running)):
             if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted by one before it
+                continue  # preempted for a sequence before it
             length = len(seq.tokens) + seq.inflight
             if length - seq.num_computed > 1:
                 chunked.append(seq)
@@ -160,20 +169,20 @@ class Scheduler:
         return chunked
 
     def _schedule_prefill(self, builder: RoundBuilder, chunked: list[Sequence]) -> None:
-        """Chunks of admitted prompts, then admission in order, past those that do not fit."""
+        """Add chunks of admitted prompts, then admit in order, passing those that do not fit."""
         chunked = [seq for seq in chunked if seq.status is SequenceStatus.RUNNING]
         candidates = [] if builder.preemptions else self._candidates()
         contenders = [_wanted(seq) for seq in (*chunked, *candidates)]
         share = PrefillShare(contenders, builder.budget)
         later = self._outranked(chunked, candidates)
         for seq in chunked[: len(chunked) - len(later)]:
-            self._take_chunk(seq, share, builder)
+            self._add_chunk(seq, share, builder)
         self._admit(candidates, share, builder)
         for seq in later:
-            self._take_chunk(seq, share, builder)
+            self._add_chunk(seq, share, builder)
 
     def _outranked(self, chunked: list[Sequence], candidates: list[Sequence]) -> list[Sequence]:
-        """Of the half-computed prompts, those that let one which waits go first."""
+        """Partly computed prompts of lower priority than the first waiting sequence, if urgent."""
         if not (self._policy.urgent_preempt and candidates):
             return []
         priority = candidates[0].request.priority
@@ -186,8 +195,13 @@ class Scheduler:
         for seq in candidates:
             if not share.left or self.num_running >= self._max_running:
                 return
-            if share.offer(_wanted(seq)):
-                self._try_admit(seq, share, builder, blocked)
+            if not share.offer(_wanted(seq)):
+                continue
+            if self._try_admit(seq, share, builder):
+                for earlier in blocked:
+                    earlier.pass_over()
+            else:
+                blocked.append(seq)
             if blocked and blocked[0].passed_over >= MAX_PASSED_OVER:
                 return
 
@@ -197,52 +211,46 @@ class Scheduler:
         ordered = self._waiting.candidates(self._tenants.counts, _ready, _wanted)
         return list(islice(ordered, LOOK_AHEAD))
 
-    def _try_admit(
-        self, seq: Sequence, share: PrefillShare, builder: RoundBuilder, blocked: list[Sequence]
-    ) -> None:
+    def _try_admit(self, seq: Sequence, share: PrefillShare, builder: RoundBuilder) -> bool:
+        """Admit a sequence with its first chunk; False if there are no blocks for it."""
         allocation = None
         if seq.blocked_at != self._blocks.version:
             allocation = self._allocate(seq, builder.step)
         if allocation is None:
-            seq.blocked_at = self._blocks.version
-            blocked.append(seq)
-            return
-        for earlier in blocked:
-            earlier.passed_over += 1
+            seq.block(self._blocks.version)
+            return False
         if allocation.copy is not None:
             self._cache.copy(*allocation.copy)
         self._waiting.remove(seq)
         self._running.add(seq)
-        seq.status = SequenceStatus.RUNNING
-        seq.fork_of = None
-        seq.passed_over = 0
-        seq.admissions += 1
+        seq.admit()
         builder.admissions.append(Admission(seq, allocation.num_computed))
-        self._take_chunk(seq, share, builder)
+        self._add_chunk(seq, share, builder)
+        return True
 
     def _allocate(self, seq: Sequence, step: Step) -> Allocation | None:
         parent = self._computed_parent(seq)
         if parent is None:
             return self._blocks.try_allocate_seq(seq, self._headroom)
-        # Copies come before the forward: what this very round writes cannot be copied.
+        # Blocks are copied before the forward, so what this round writes cannot be copied yet.
         if parent.prompt_step == step:
             return None
         return self._blocks.try_fork_seq(seq, parent, self._headroom)
 
     @property
     def _headroom(self) -> int:
-        """Blocks that stay free for those that run, or they would preempt whom we let in."""
+        """Blocks kept free for running sequences; otherwise they would soon preempt the new one."""
         return min(len(self._running), self._blocks.blocks.num_blocks // 32)
 
     @staticmethod
     def _computed_parent(seq: Sequence) -> Sequence | None:
-        """The choice whose prompt it can share, if that holds all of it."""
+        """The choice whose prompt blocks it can share, if they cover the whole prompt."""
         parent = seq.fork_of
         if parent is None or not parent.block_table or parent.num_computed < seq.num_prompt:
             return None
         return parent
 
-    def _take_chunk(self, seq: Sequence, share: PrefillShare, builder: RoundBuilder) -> None:
+    def _add_chunk(self, seq: Sequence, share: PrefillShare, builder: RoundBuilder) -> None:
         remaining = seq.remaining
         count = share.offer(remaining)
         if count:
@@ -250,18 +258,19 @@ class Scheduler:
             builder.add_chunk(seq, count)
 
     def _make_room(self, seq: Sequence, builder: RoundBuilder) -> bool:
-        """The next block for a running sequence; False if it must sit this round out."""
+        """Give a running sequence its next block; False if it must wait for a later round."""
         while not self._blocks.grow(seq):
+            # A block that comes back with a round in flight is cheaper than a preemption.
             if builder.promised < self._cache.num_pending:
                 builder.promised += 1
                 return False
-            victim = self._victim_for(seq)
+            victim = self._choose_victim(seq)
             if victim is None:
                 return False
             self._preempt(victim, builder)
         return True
 
-    def _victim_for(self, seq: Sequence) -> Sequence | None:
+    def _choose_victim(self, seq: Sequence) -> Sequence | None:
         behind = {other.seq_id: other for other in self._running.after(seq)}
         chosen = choose_victim([self._as_victim(other) for other in behind.values()])
         return None if chosen is None else behind[chosen]
@@ -276,9 +285,9 @@ class Scheduler:
         )
 
     def _make_way(self, builder: RoundBuilder) -> None:
-        """Preempt for the first in the queue, if it outranks running ones and needs their place.
+        """Preempt sequences of lower priority if the first waiting one needs their slot or blocks.
 
-        Their blocks come back with the rounds in flight, so it is admitted in the round after.
+        Their blocks come back with the rounds in flight, so it is admitted in the next round.
         """
         head = next(self._waiting.candidates(self._tenants.counts, _ready, _wanted), None)
         if head is None:
@@ -286,25 +295,25 @@ class Scheduler:
         lower = {s.seq_id: s for s in self._running if s.request.priority < head.request.priority}
         if not lower:
             return
-        seats = len(self._running) + 1 - self._max_running
+        slots = len(self._running) + 1 - self._max_running
         parent = self._computed_parent(head)
         blocks = self._blocks.num_missing(head, parent, self._headroom) - self._cache.num_pending
-        for chosen in choose_victims([self._as_victim(s) for s in lower.values()], seats, blocks):
+        for chosen in choose_victims([self._as_victim(s) for s in lower.values()], slots, blocks):
             self._preempt(lower[chosen], builder)
 
     def _preempt(self, seq: Sequence, builder: RoundBuilder) -> None:
-        """Back to the queue; its blocks go back when no launched round can write to them."""
+        """Move a sequence to the queue; its blocks are freed once no launched round uses them."""
         builder.preemptions.append(Preemption(seq, seq.num_computed))
         self._running.remove(seq)
-        self._cache.retire(seq, builder.released)
-        seq.reset_for_recompute()
+        self._cache.retire(seq)
+        seq.preempt()
         self._waiting.add(seq)
 
     def check_integrity(self) -> None:
-        """Compare blocks, tables and queues with one another.
+        """Check that blocks, tables and queues agree.
 
         Raises:
-            AssertionError: naming what does not agree.
+            AssertionError: naming the sequence or block at fault.
         """
         seqs = list(self.sequences())
         tables = [seq.block_table for seq in seqs]
@@ -318,8 +327,8 @@ class Scheduler:
 
 
 def _ready(seq: Sequence) -> bool:
-    """A fork waits until the choice that it shares a prompt with has submitted that; all choices
-    of a constrained request wait for its grammar."""
+    """Whether a sequence can be admitted: its grammar is built, and the choice whose prompt it
+    shares has submitted that prompt."""
     if seq.request.held:
         return False
     parent = seq.fork_of
@@ -327,5 +336,5 @@ def _ready(seq: Sequence) -> bool:
 
 
 def _wanted(seq: Sequence) -> int:
-    """Positions that it would compute, as far as can be told before it has blocks."""
+    """Positions that a sequence would compute, estimated before it has blocks."""
     return seq.remaining if seq.fork_of is None or seq.fork_of.finished else 1

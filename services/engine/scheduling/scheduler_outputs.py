@@ -1,14 +1,15 @@
-"""One round's plan: `SchedulerOutputs`, frozen, and the builder that the scheduler fills."""
+"""The plan of one round: `SchedulerOutputs`, frozen, and the builder that the scheduler fills."""
 
 from dataclasses import dataclass
 from typing import NewType
 
-from services.engine.scheduling.sequence import Request, Sequence, SequenceMetadata
+from services.engine.scheduling.sequence import Sequence, SequenceMetadata
 
 Step = NewType("Step", int)
-"""Number of a round that was launched; the first is 1."""
+"""Number of a launched round; the first is 1."""
 
 _UNKNOWN = (0,)
+"""Input of a position whose token is still in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Admission:
 
     seq: Sequence
     num_cached_tokens: int
+    """Leading tokens found in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,40 +27,41 @@ class Preemption:
 
     seq: Sequence
     lost_tokens: int
+    """Positions that must be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutputs:
-    """What one round computes; everything in it is tagged with its step."""
+    """What one round computes."""
 
     step: Step
     batch: tuple[SequenceMetadata, ...]
     seqs: tuple[Sequence, ...]
     """The sequences of `batch`, in its order."""
     sampled: tuple[int, ...]
-    """Indices in `batch` of the sequences that draw a token, in the order of their rows."""
+    """Indices in `batch` of the sequences that sample a token, in the order of their rows."""
     num_batched_tokens: int
+    """Positions of the whole batch."""
     num_prefill_tokens: int
-    """Of them, those in parts longer than one position."""
+    """Positions in parts longer than one."""
     copies: tuple[tuple[int, int], ...]
     """Blocks to copy before the forward, (source, target)."""
     admissions: tuple[Admission, ...]
     preemptions: tuple[Preemption, ...]
-    released: tuple[Request, ...]
-    """Ended requests whose last block came back while this round was planned."""
 
 
 class RoundBuilder:
     """The round that is being planned."""
 
     def __init__(self, step: Step, budget: int) -> None:
+        """Args: the round's number, and the most positions that it may compute."""
         self.step = step
         self.budget = budget
+        """Positions left."""
         self.promised = 0
-        """Blocks in flight that sequences of this round have already been told to wait for."""
+        """Blocks in flight that sequences left out of this round already wait for."""
         self.admissions: list[Admission] = []
         self.preemptions: list[Preemption] = []
-        self.released: list[Request] = []
         self._batch: list[SequenceMetadata] = []
         self._seqs: list[Sequence] = []
         self._sampled: list[int] = []
@@ -66,14 +69,14 @@ class RoundBuilder:
         self._num_tokens = 0
 
     def add_decode(self, seq: Sequence) -> None:
-        """The next single position of a sequence; its input may still be in flight."""
+        """Add the next single position of a sequence; its input may still be in flight."""
         start = seq.num_computed
         known = start < len(seq.tokens)
         token_ids = (seq.tokens[start],) if known else _UNKNOWN
         self._submit(seq, token_ids, None if known else seq.inflight_row, sample=True)
 
     def add_chunk(self, seq: Sequence, count: int) -> None:
-        """The next `count` known positions of a sequence."""
+        """Add the next `count` known positions of a sequence."""
         start, end = seq.num_computed, seq.num_computed + count
         self._submit(seq, tuple(seq.tokens[start:end]), None, sample=end == len(seq.tokens))
         self._num_prefill += count if count > 1 else 0
@@ -90,7 +93,6 @@ class RoundBuilder:
             copies=copies,
             admissions=tuple(self.admissions),
             preemptions=tuple(self.preemptions),
-            released=tuple(self.released),
         )
 
     @property
@@ -103,22 +105,18 @@ class RoundBuilder:
     ) -> None:
         start, count = seq.num_computed, len(token_ids)
         end = start + count
-        table = seq.block_table
         if seq.wants_prompt_logprobs and seq.prompt_logprobs_next < end:
             meta = _with_prompt_logprobs(seq, token_ids, prev_row, sample)
-            seq.prompt_logprobs_next = end
+            seq.request_prompt_logprobs(end)
         else:
-            meta = SequenceMetadata(seq.seq_id, start, token_ids, prev_row, table, sample)
-        self._batch.append(meta)
+            meta = SequenceMetadata(seq.seq_id, start, token_ids, prev_row, seq.block_table, sample)
         if sample:
-            seq.inflight += 1
-            seq.inflight_row = len(self._sampled)
+            seq.planned(self.step, end, len(self._sampled))
             self._sampled.append(len(self._seqs))
+        else:
+            seq.planned(self.step, end, None)
+        self._batch.append(meta)
         self._seqs.append(seq)
-        seq.num_computed = end
-        seq.last_step = self.step
-        if start < seq.num_prompt <= end:
-            seq.prompt_step = self.step
         self._num_tokens += count
         self.budget -= count
 

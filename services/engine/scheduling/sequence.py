@@ -1,10 +1,12 @@
-"""What one request keeps across rounds: `Request` (shared by its choices) and `Sequence`.
+"""State that one request keeps across rounds: `Request` (shared by its choices) and `Sequence`.
 
 One quantity drives scheduling: `num_computed` catches up with the number of tokens. Prefill, a
-chunk of it, decode, recompute after a preemption and a stream carried on are the same case.
+chunk of a prefill, decode, recompute after a preemption and a resumed stream are the same case.
+Other modules read the fields; they change them through the methods.
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,26 +19,26 @@ __all__ = ["Matcher", "Request", "Sequence", "SequenceMetadata", "SequenceStatus
 
 
 class Matcher(Protocol):
-    """A sequence's place in its grammar; see `so_matcher.SOMatcher`."""
+    """The state of one sequence in its grammar; see `so_matcher.SOMatcher`."""
 
     @property
     def mask(self) -> object | None:
-        """int32 words of the ids allowed next, or None if all are."""
+        """int32 words, one bit per token id that is allowed next; None if all are."""
 
     @property
     def spent(self) -> bool:
-        """Whether nothing but the end can follow."""
+        """Whether the text is complete: only the end can follow."""
 
     @property
     def slow(self) -> bool:
-        """Whether a token took longer than any may."""
+        """Whether a token took longer to match than the limit."""
 
     def accept(self, token_id: int) -> bool:
-        """Advance by a drawn token; False if the grammar does not allow it."""
+        """Advance by a sampled token; False if the grammar does not allow it."""
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is in its life; the last four are final, and then `finished` is set."""
+    """Where a sequence is in its life. The last four are final; `finished` is set with them."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -48,45 +50,72 @@ class SequenceStatus(enum.Enum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request: what its choices share. Owned by the engine, dropped with its last block."""
+    """What the choices of one request share; kept until its last block is released."""
 
     key: str
     prompt: tuple[int, ...]
     params: SamplingParams
     arrival: int
-    """Running number: the order of arrival."""
+    """Running number in the order of arrival."""
     root_hash: BlockHash
     end_ids: frozenset[int]
-    """The model's end tokens, unless ignored."""
+    """The model's end tokens; empty if the request ignores them."""
     never_ids: tuple[int, ...] = ()
-    """Tokens that a constraint's text may not hold: stop tokens and ignored end tokens."""
+    """Tokens that a constrained text may not contain: stop tokens and ignored end tokens."""
     held: bool = False
-    """Whether its grammar is still to be built: it is not admitted before."""
+    """Whether it waits for its grammar: it is not admitted before that is built."""
     priority: int = 0
     tenant: str = ""
     deadline_unix_s: float | None = None
     max_length: int = 0
-    """Prompt plus output: no choice grows past it."""
+    """Prompt plus output: no choice grows beyond it."""
     choices: list["Sequence"] = field(default_factory=list)
     open_choices: int = 0
     """Choices that have not ended."""
     unreleased_choices: int = 0
-    """Choices that have not given back all blocks."""
+    """Choices that still hold blocks, or will."""
     admitted: bool = False
     num_cached_tokens: int = 0
-    """Of the first admission: prompt tokens that were not computed for this request."""
+    """Prompt tokens found in the cache at the first admission."""
 
     @property
     def end_and_stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a choice, in rising order."""
         return tuple(sorted(self.end_ids.union(self.params.stop_token_ids)))
 
+    def set_choices(self, choices: list["Sequence"]) -> None:
+        """Set the sequences to run; all of them are open."""
+        self.choices = choices
+        self.open_choices = self.unreleased_choices = len(choices)
+
+    def hold(self) -> None:
+        """Keep it out of admission until `unhold`."""
+        self.held = True
+
+    def unhold(self) -> None:
+        """Let it be admitted."""
+        self.held = False
+
+    def admit(self, num_cached_tokens: int) -> None:
+        """Record the first admission."""
+        self.admitted = True
+        self.num_cached_tokens = num_cached_tokens
+
+    def end_choice(self) -> bool:
+        """Count one choice as ended; returns whether it was the last."""
+        self.open_choices -= 1
+        return self.open_choices == 0
+
+    def release_choice(self) -> bool:
+        """Count one choice as released; returns whether it was the last."""
+        self.unreleased_choices -= 1
+        return self.unreleased_choices == 0
+
 
 class Sequence:
-    """One choice of a request. Written by the scheduler and the engine's post-processing only."""
+    """One choice of a request."""
 
     __slots__ = (
-        "admissions",
         "block_table",
         "blocked_at",
         "capacity",
@@ -115,61 +144,63 @@ class Sequence:
     )
 
     def __init__(
-        self, seq_id: int, request: Request, choice: int, continued: tuple[int, ...] = ()
+        self,
+        seq_id: int,
+        request: Request,
+        choice: int,
+        continued: tuple[int, ...] = (),
+        fork_of: "Sequence | None" = None,
     ) -> None:
+        """Args:
+        continued: tokens of this choice that another engine generated.
+        fork_of: the choice whose prompt blocks this one shares once they are computed.
+        """
         self.seq_id = seq_id
         self.order: tuple[int, ...] = ()
-        """Rank among all sequences, the lowest first; given by the policy."""
+        """Rank among all sequences, the lowest first; assigned by the policy."""
         self.request = request
         self.choice = choice
         self.tokens = [*request.prompt, *continued]
-        """Known tokens: prompt, continued and accepted ones."""
+        """Known tokens: the prompt, then generated ones."""
         self.num_prompt = len(request.prompt)
         self.num_initial = len(self.tokens)
-        """Tokens of the prompt and of a continuation: they are not told again."""
+        """Tokens of the prompt and of a continuation: they are not part of the output."""
         self.max_length = request.max_length
         self.status = SequenceStatus.WAITING
         self.finished = False
-        """Whether the status is one of the final ones; asked too often to be worked out."""
+        """Whether the status is final; stored because it is read several times per round."""
         self.num_computed = 0
         """Positions submitted: their keys and values are written, or will be by launched rounds."""
         self.inflight = 0
-        """Tokens sampled by a launched round whose outcome is not collected: 0 or 1."""
+        """Tokens sampled by a launched round whose result is not collected: 0 or 1."""
         self.inflight_row = 0
         """Row of that token in its round's SamplerOutput."""
         self.last_step = 0
-        """Last round launched with this sequence in it: it may write until that is collected."""
+        """Last round with this sequence in it: it may write to the blocks until collected."""
         self.block_table: tuple[int, ...] = ()
         self.capacity = 0
         """Positions that the block table holds."""
         self.hashes: list[BlockHash] = []
-        """Of the full blocks of `tokens`, as far as anybody asked."""
+        """Hashes of the leading full blocks of `tokens`, filled on demand by the block manager."""
         self.num_registered = 0
-        """Leading blocks of the table that the prefix map knows."""
-        self.fork_of: Sequence | None = None
-        """The choice whose prompt blocks this one shares once they are computed."""
+        """Leading blocks of the table that are in the prefix map."""
+        self.fork_of = fork_of
         self.prompt_step = 0
         """Last round that submitted the prompt's end; 0 if none has."""
         self.matcher: Matcher | None = None
-        """Of a constrained request, once its grammar is built; knows all known output tokens."""
-        self.admissions = 0
+        """Set for a constrained request once its grammar is built; has read all output tokens."""
         self.passed_over = 0
-        """Later sequences admitted while this one could not get its blocks."""
-        self.blocked_at = -1
-        """Version of the block manager at which this one did not fit."""
+        """Later sequences admitted while this one did not fit."""
+        self.blocked_at: int | None = None
+        """Version of the block manager at which this sequence did not fit; None if it may fit."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         wanted = request.params.prompt_logprobs and choice == 0 and not continued
         self.prompt_logprobs_next = 0 if wanted else self.num_prompt
-        """First prompt position whose prediction is still to be asked for."""
-
-    def end(self, status: SequenceStatus) -> None:
-        """It is over, for whatever reason."""
-        self.status = status
-        self.finished = True
+        """First prompt position whose log probability is still to be requested."""
 
     @property
     def num_output(self) -> int:
-        """Generated tokens that are known, continued ones included."""
+        """Generated tokens, those of another engine included."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -179,19 +210,95 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether a prompt position has still to be computed for its prediction."""
+        """Whether a prompt position is still to be computed for its log probability."""
         return self.prompt_logprobs_next < self.num_prompt - 1
 
-    def take_blocks(self, table: tuple[int, ...], block_size: int) -> None:
-        """Hold these blocks."""
+    def enter(self, order: tuple[int, ...]) -> None:
+        """Set the rank; called once, when the sequence enters the queue."""
+        self.order = order
+
+    def attach(self, matcher: Matcher) -> None:
+        """Set the grammar that the output must follow."""
+        self.matcher = matcher
+
+    def block(self, version: int) -> None:
+        """Record that it did not fit at this version of the block manager."""
+        self.blocked_at = version
+
+    def pass_over(self) -> None:
+        """Record that a later sequence was admitted first."""
+        self.passed_over += 1
+
+    def admit(self) -> None:
+        """Move from waiting to running; the blocks are set already."""
+        self.status = SequenceStatus.RUNNING
+        self.fork_of = None
+        self.passed_over = 0
+
+    def allocate(
+        self, table: tuple[int, ...], block_size: int, num_computed: int, num_registered: int
+    ) -> None:
+        """Set the first block table.
+
+        Args:
+            num_computed: leading positions whose keys and values are in the blocks.
+            num_registered: leading blocks that are in the prefix map.
+        """
+        self.set_blocks(table, block_size)
+        self.num_computed = num_computed
+        self.num_registered = num_registered
+
+    def set_blocks(self, table: tuple[int, ...], block_size: int) -> None:
+        """Replace the block table; the positions computed stay."""
         self.block_table = table
         self.capacity = len(table) * block_size
 
-    def reset_for_recompute(self) -> None:
-        """Back to the queue without blocks; a token in flight stays expected."""
+    def set_registered(self, num_blocks: int) -> None:
+        """Set the number of leading blocks that are in the prefix map."""
+        self.num_registered = num_blocks
+
+    def remove_blocks(self) -> tuple[int, ...]:
+        """Clear the block table and return it."""
+        table, self.block_table, self.capacity = self.block_table, (), 0
+        return table
+
+    def planned(self, step: int, end: int, row: int | None) -> None:
+        """Record that a round computes the positions up to `end`.
+
+        Args:
+            row: row of the token that the round samples for this sequence; None if none.
+        """
+        if self.num_computed < self.num_prompt <= end:
+            self.prompt_step = step
+        if row is not None:
+            self.inflight += 1
+            self.inflight_row = row
+        self.num_computed = end
+        self.last_step = step
+
+    def request_prompt_logprobs(self, end: int) -> None:
+        """Record that the log probabilities of the prompt positions before `end` are requested."""
+        self.prompt_logprobs_next = end
+
+    def add_prompt_logprobs(self, entries: Iterable[TokenLogprobs]) -> None:
+        """Append log probabilities of prompt tokens."""
+        self.prompt_logprobs.extend(entries)
+
+    def append(self, token_id: int) -> None:
+        """Append the token that was in flight."""
+        self.inflight -= 1
+        self.tokens.append(token_id)
+
+    def preempt(self) -> None:
+        """Go back to waiting without blocks; a token in flight stays expected."""
         self.status = SequenceStatus.WAITING
         self.block_table = ()
         self.capacity = 0
         self.num_computed = 0
         self.num_registered = 0
-        self.blocked_at = -1
+        self.blocked_at = None
+
+    def end(self, status: SequenceStatus) -> None:
+        """Set a final status."""
+        self.status = status
+        self.finished = True

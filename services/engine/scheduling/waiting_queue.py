@@ -1,4 +1,4 @@
-"""Sequences that wait for admission, in the policy's order."""
+"""Queues of sequences in the policy's order: one sorted list, or one per tenant."""
 
 import bisect
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ _order = attrgetter("order")
 
 
 class OrderedSequences:
-    """A list kept sorted by rank; ranks are unique, so a member is found by bisection."""
+    """A list sorted by rank. Ranks are unique, so a member is found by bisection."""
 
     def __init__(self) -> None:
         self._items: list[Sequence] = []
@@ -23,22 +23,22 @@ class OrderedSequences:
         return iter(self._items)
 
     def first(self, count: int) -> list[Sequence]:
-        """The first ones, as a copy that outlives changes."""
+        """The first `count` members, as a copy that later changes do not affect."""
         return self._items[:count]
 
     def after(self, seq: Sequence) -> list[Sequence]:
-        """Those that rank behind it."""
+        """All members that rank behind `seq`."""
         return self._items[bisect.bisect_right(self._items, seq.order, key=_order) :]
 
     def add(self, seq: Sequence) -> None:
-        """Put it in its place."""
+        """Insert a sequence by its rank."""
         bisect.insort(self._items, seq, key=_order)
 
     def remove(self, seq: Sequence) -> None:
-        """Take it out.
+        """Remove a sequence.
 
         Raises:
-            LookupError: it is not a member.
+            LookupError: it is not in the queue.
         """
         index = bisect.bisect_left(self._items, seq.order, key=_order)
         if index == len(self._items) or self._items[index] is not seq:
@@ -47,7 +47,7 @@ class OrderedSequences:
 
 
 class WaitingLines:
-    """Those that wait for admission: in one line, or in one for each tenant."""
+    """Sequences that wait for admission: in one line, or in one line per tenant."""
 
     def __init__(self, *, by_tenant: bool = False) -> None:
         self._by_tenant = by_tenant
@@ -63,24 +63,24 @@ class WaitingLines:
         ready: Callable[[Sequence], bool],
         cost: Callable[[Sequence], int],
     ) -> Iterator[Sequence]:
-        """Those that are ready, in the order of admission.
+        """Sequences that are ready, in the order of admission.
 
         Args:
             counters: positions computed for each tenant.
-            ready: whether one can be admitted at all now.
-            cost: positions that one would compute.
+            ready: whether a sequence can be admitted now.
+            cost: positions that a sequence would compute.
         """
         return in_turn(counters, {t: filter(ready, ln) for t, ln in self._lines.items()}, cost)
 
     def add(self, seq: Sequence) -> None:
-        """Put it in its place."""
+        """Insert a sequence by its rank."""
         self._lines.setdefault(self._line_of(seq), OrderedSequences()).add(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """Take it out.
+        """Remove a sequence.
 
         Raises:
-            LookupError: it is not a member.
+            LookupError: it is not in the queue.
         """
         name = self._line_of(seq)
         line = self._lines.get(name)

@@ -1,4 +1,4 @@
-"""Random histories of constrained requests: whatever is held, aborted, preempted or carried on with
+"""Random histories of constrained requests: whatever is held, aborted, preempted or resumed with
 several choices, each choice gets the tokens that it would get alone, and nothing is left behind."""
 
 import json
@@ -15,9 +15,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from services.engine.contract.requests import AddRequest, CoreRequest
 
 from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
-from services.engine.contract.messages import AddRequest
 from services.engine.contract.sampling_params import Constraint, SamplingParams
 from services.engine.core.constraints import Constraints
 from services.engine.grammar.structured_output import SOMatcherBuilder
@@ -98,15 +98,14 @@ class Histories(RuleBasedStateMachine):
     def send(self, prompt, given, continued=(), finished=()):
         key = f"r{self.count}"
         self.count += 1
-        message = AddRequest(
-            request_key=key,
+        request = CoreRequest(
             prompt_token_ids=list(prompt),
             params=SamplingParams(**given),
-            continued=[list(tokens) for tokens in continued],
-            finished_choices=list(finished),
+            continued=tuple(tuple(tokens) for tokens in continued),
+            finished_choices=tuple(finished),
         )
-        self.driver.engine.add_request(message)
-        self.driver.requests[key] = message
+        self.driver.engine.add_request(AddRequest(key, request))
+        self.driver.requests[key] = request
 
     @rule(prompt=prompts, given=params)
     def arrive(self, prompt, given):
@@ -122,13 +121,13 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.tokens)
     @rule(data=st.data())
-    def carry_on(self, data):
+    def resume(self, data):
         """Another engine's request comes here, each choice after some of its tokens."""
         self.move(data.draw(st.sampled_from(sorted({key for key, _ in self.driver.tokens}))), data)
 
     @rule(prompt=prompts, constraint=st.sampled_from([KINDS["open"], None]), data=st.data())
     def arrive_and_move(self, prompt, constraint, data):
-        """Several choices are carried on while some run: by `carry_on` alone that is rare."""
+        """Several choices are resumed while some run: by `resume` alone that is rare."""
         given = {"constraint": constraint, "max_tokens": 20, "n": 2, "seed": 1, "temperature": 1.0}
         self.send(prompt, given)
         key = f"r{self.count - 1}"
@@ -137,23 +136,23 @@ class Histories(RuleBasedStateMachine):
             self.move(key, data)
 
     def move(self, old, data):
-        message, driver = self.driver.requests[old], self.driver
-        if message.continued or old in driver.failures:
+        request, driver = self.driver.requests[old], self.driver
+        if request.continued or old in driver.failures:
             return
         continued, finished = [], []
-        for choice in range(message.params.n):
+        for choice in range(request.params.n):
             tokens = driver.tokens.get((old, choice), [])
             cut = data.draw(st.integers(0, len(tokens)))
             continued.append(tokens[:cut])
             ended = driver.reasons.get((old, choice))
             if ended and cut == len(tokens):
                 finished.append(choice)
-        if len(finished) == message.params.n or not any(continued):
+        if len(finished) == request.params.n or not any(continued):
             return
-        if message.params.n > 1:
+        if request.params.n > 1:
             _SEEN.add("continued")
-        given = {name: getattr(message.params, name) for name in message.params.__slots__}
-        self.send(message.prompt_token_ids, given, continued, finished)
+        given = {name: getattr(request.params, name) for name in request.params.__slots__}
+        self.send(request.prompt_token_ids, given, continued, finished)
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
@@ -165,11 +164,9 @@ class Histories(RuleBasedStateMachine):
     def cancel(self, data):
         key = data.draw(st.sampled_from(sorted(self.driver.requests)))
         n = self.driver.requests[key].params.n
-        held = self.driver.engine.constraints.num_held
+        held = self.driver.engine.num_held
         self.driver.abort(key, data.draw(st.none() | st.integers(0, n - 1)))
-        _SEEN.update(
-            {"aborted while held"} if held > self.driver.engine.constraints.num_held else ()
-        )
+        _SEEN.update({"aborted while held"} if held > self.driver.engine.num_held else ())
 
     @invariant()
     def whole(self):
@@ -181,45 +178,43 @@ class Histories(RuleBasedStateMachine):
             return
         driver = self.driver
         driver.run()
-        for key, message in driver.requests.items():
-            self.check(key, message)
+        for key, request in driver.requests.items():
+            self.check(key, request)
             assert driver.releases[key] == 1
         load = driver.engine.load()
         assert (load.held_blocks, load.running_requests, load.waiting_requests) == (0, 0, 0)
-        assert driver.engine.constraints.num_held == 0
-        _SEEN.update("preempted" for mark in driver.marks if "preempted" in mark.detail)
+        assert driver.engine.num_held == 0
+        _SEEN.update("preempted" for mark in driver.marks if mark.preempted)
         _SEEN.update(driver.reasons.values())
         _SEEN.update(driver.failures.values())
         driver.engine.close()
 
-    def check(self, key, message):
-        driver, params = self.driver, message.params
-        tokens, reasons, failure = self.of_alone(tuple(message.prompt_token_ids), params)
+    def check(self, key, request):
+        driver, params = self.driver, request.params
+        tokens, reasons, failure = self.of_alone(tuple(request.prompt_token_ids), params)
         for choice in range(params.n):
             name = (key, choice)
-            if choice in message.finished_choices:
+            if choice in request.finished_choices:
                 assert name not in driver.tokens
                 continue
-            known = len(message.continued[choice]) if message.continued else 0
+            known = len(request.continued[choice]) if request.continued else 0
             expected = tokens[choice][known:]
-            told = driver.tokens[name]
+            output = driver.tokens[name]
             if failure:  # of one choice; how far the others are by then is a matter of rounds
                 assert driver.failures.get(key, failure) == failure
-                assert all(a == b for a, b in zip(told, expected, strict=False))
+                assert all(a == b for a, b in zip(output, expected, strict=False))
             elif name in driver.aborted:
-                assert told == expected[: len(told)]
+                assert output == expected[: len(output)]
             else:
-                assert (told, driver.reasons[name]) == (expected, reasons[choice])
+                assert (output, driver.reasons[name]) == (expected, reasons[choice])
 
     def of_alone(self, prompt, params):
         """Tokens and reasons by choice of a request on an engine of its own, and its failure."""
         if (prompt, params) not in self.alone:
             driver = self.make(num_blocks=400, max_num_batched_tokens=200)
-            message = AddRequest(
-                request_key="a", prompt_token_ids=list(prompt), params=params, continued=[]
-            )
-            driver.engine.add_request(message)
-            driver.requests["a"] = message
+            request = CoreRequest(prompt_token_ids=list(prompt), params=params)
+            driver.engine.add_request(AddRequest("a", request))
+            driver.requests["a"] = request
             driver.run()
             tokens = [driver.tokens["a", choice] for choice in range(params.n)]
             reasons = [driver.reasons.get(("a", choice), "") for choice in range(params.n)]
@@ -235,7 +230,7 @@ def make(make_driver):
 
     def make(**fields):
         driver = make_driver(MODEL, lambda: TwoEnds(4, MODEL), max_num_seqs=6, **fields)
-        driver.engine.constraints = Constraints(lambda: builder)
+        driver.engine._constraints = Constraints(lambda: builder)
         return driver
 
     for name, constraint in KINDS.items():

@@ -1,5 +1,6 @@
 """Deadlines: who is refused at once, who is ended in the queue, and what is forgotten."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -7,9 +8,10 @@ import pytest
 
 from services.common.errors import DeadlineExceededError, ResourceExhaustedError
 from services.engine.compute.simulated_runner import SimulatedModel
-from services.engine.contract.messages import AddRequest
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.core.deadlines import Deadlines, refusal
+from services.engine.core.request_checks import request_from
 
 QUIET = SimulatedModel(vocab_size=64, max_model_len=512, eos=63)
 SLOW = replace(QUIET, token_us=1000.0, max_model_len=4096)
@@ -85,7 +87,9 @@ def test_a_cached_prompt_is_not_refused_for_its_length(measured, clock):
 def test_a_queue_that_takes_longer_than_is_left_refuses_with_a_hint(measured, clock):
     for index in range(20):
         measured.add(f"r{index}", [index + 1] + [5] * 60, max_tokens=1, cache_bypass=True)
-    with pytest.raises(ResourceExhaustedError, match="of others go first") as caught:
+    with pytest.raises(
+        ResourceExhaustedError, match="of other requests are computed first"
+    ) as caught:
         measured.add("late", [9] * 10, deadline=clock.now_s + 0.2)
     assert caught.value.retry_after_s > 0
     measured.run().check_all()
@@ -132,17 +136,12 @@ def test_each_expires_once_in_order(driver):
     deadlines = Deadlines()
     requests = []
     for index, at in enumerate(random.Random(5).sample(range(100), 30)):
-        message = AddRequest(
-            request_key=str(index),
-            prompt_token_ids=[1],
-            params=SamplingParams(seed=1),
-            deadline_unix_s=float(at),
-        )
-        request = driver.engine.limits.make_request(message, index)
-        request.open_choices = 1
+        given = CoreRequest(prompt_token_ids=[1], params=SamplingParams(seed=1))
+        message = AddRequest(str(index), given, float(at))
+        request = request_from(message, driver.engine._limits, index, itertools.count())
         requests.append(request)
         deadlines.watch(request, len(requests))
-    requests[3].open_choices = 0
+    assert requests[3].end_choice()
     passed = [*deadlines.passed(50.0), *deadlines.passed(200.0)]
     assert [r.deadline_unix_s for r in passed] == sorted(r.deadline_unix_s for r in passed)
     assert set(passed) == {r for r in requests if r is not requests[3]}

@@ -9,7 +9,7 @@ import pytest
 from services.common.text import Tokenizer
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreLink
-from services.engine.contract.messages import AddRequest
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.sampling_params import Constraint, SamplingParams
 from services.engine.model_files import load_text_assets
 from tests.doubles.tiny_model import write_tiny_model
@@ -37,9 +37,7 @@ def libraries(pid: int | None) -> set[str]:
 
 
 def add(link: CoreLink, key: str, **params) -> None:
-    link.send(
-        [AddRequest(request_key=key, prompt_token_ids=[1, 2], params=SamplingParams(**params))]
-    )
+    link.send([AddRequest(key, CoreRequest([1, 2], SamplingParams(**params)))])
 
 
 async def test_the_first_constraint_loads_nothing_beside_streams_and_they_go_on(link, folder):

@@ -14,7 +14,7 @@ from services.engine.offline.llm import LLM
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[n, 2, 3] for n in range(1, 10)]
-ENGINE = str(Path(services.engine.offline.llm.__file__).parent)
+ENGINE = str(Path(services.engine.offline.llm.__file__).parents[1])
 MODEL = SimulatedModel(vocab_size=256, eos=255)
 
 
@@ -74,14 +74,14 @@ def test_after_an_interrupt_of_any_wait_the_engine_is_whole(expected, num_waits)
 def test_a_round_that_was_planned_and_never_launched_holds_nothing(monkeypatch, expected, rounds):
     with make() as llm:
         worker, left = llm.engine.worker, iter(range(rounds))
-        execute = worker.execute_model_step
+        launch = worker.launch
 
         def interrupted(*args):
             if next(left, None) is None:
                 raise KeyboardInterrupt
-            return execute(*args)
+            return launch(*args)
 
-        monkeypatch.setattr(worker, "execute_model_step", interrupted)
+        monkeypatch.setattr(worker, "launch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             answers(llm)
         monkeypatch.undo()

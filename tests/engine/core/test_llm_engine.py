@@ -96,7 +96,7 @@ def test_a_short_memory_preempts_and_says_so(make_driver):
     for index in range(4):
         driver.add(f"r{index}", range(1, 9), max_tokens=24, ignore_eos=True)
     driver.run().check_all()
-    preempted = [m for m in driver.marks if "preempted" in m.detail]
+    preempted = [m for m in driver.marks if m.preempted]
     assert preempted
     # The first to arrive is never the one that gives way.
     assert "r0" not in {m.request_key for m in preempted}
@@ -109,8 +109,8 @@ def test_a_warm_prefix_is_reported_and_not_computed_again(driver):
     driver.add("warm", range(1, 31), max_tokens=2, ignore_eos=True)
     driver.run().check_all()
     assert driver.cached == {"warm": 28}
-    chunks = [m.detail for m in driver.marks if m.verb == "submit"]
-    assert [(c["start"], c["tokens"]) for c in chunks] == [(28, 2)]
+    chunks = [m for m in driver.marks if m.verb == "submit"]
+    assert [(c.start, c.tokens) for c in chunks] == [(28, 2)]
 
 
 def test_choices_share_the_prompt_and_draw_their_own_tokens(driver):
@@ -356,7 +356,7 @@ def test_marks_tell_a_request_in_five_verbs(make_driver):
     driver = make_driver(QUIET, max_num_batched_tokens=8)
     driver.add("a", range(1, 20), max_tokens=3, ignore_eos=True)
     driver.run().check_all()
-    verbs = [(m.verb, m.detail.get("tokens")) for m in driver.marks]
+    verbs = [(m.verb, m.tokens) for m in driver.marks]
     assert verbs == [
         ("enqueue", None),
         ("admit", None),

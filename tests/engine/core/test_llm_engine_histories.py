@@ -107,14 +107,14 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.tokens)
     @rule(data=st.data())
-    def carry_on(self, data):
+    def resume(self, data):
         """Another engine's stream comes here: the same request after some tokens of its choices,
         of which some have ended there."""
         old, _ = data.draw(st.sampled_from(sorted(n for n, t in self.driver.tokens.items() if t)))
-        message = self.driver.requests[old]
-        if message.continued:
+        request = self.driver.requests[old]
+        if request.continued:
             return
-        names = [(old, choice) for choice in range(message.params.n)]
+        names = [(old, choice) for choice in range(request.params.n)]
         given = [self.driver.tokens.get(name, []) for name in names]
         ended = [name in self.driver.reasons and data.draw(st.booleans()) for name in names]
         cuts = [
@@ -125,10 +125,10 @@ class Histories(RuleBasedStateMachine):
             return
         fields = ("max_tokens", "ignore_eos", "stop_token_ids", "temperature", "n")
         refused = self.refusal(
-            message.prompt_token_ids,
+            request.prompt_token_ids,
             continued=[tokens[:cut] for tokens, cut in zip(given, cuts, strict=True)],
             finished=[choice for choice, end in enumerate(ended) if end],
-            **{name: getattr(message.params, name) for name in fields},
+            **{name: getattr(request.params, name) for name in fields},
         )
         if not refused:
             _SEEN.add("continued" if len(names) == 1 else "continued choices")
@@ -158,8 +158,8 @@ class Histories(RuleBasedStateMachine):
         driver = self.driver
         driver.run()
         driver.check_all()
-        _SEEN.update("preempted" for m in driver.marks if "preempted" in m.detail)
-        _SEEN.update("hit" for m in driver.marks if m.detail.get("cached_tokens"))
+        _SEEN.update("preempted" for m in driver.marks if m.preempted)
+        _SEEN.update("hit" for m in driver.marks if m.cached_tokens)
         _SEEN.update(type(event).__name__ for event in driver.engine.drain_cache_events())
         _SEEN.update(driver.failures.values())
         _SEEN.update(driver.reasons.values())

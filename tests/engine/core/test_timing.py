@@ -48,7 +48,7 @@ def test_the_drain_rate_forgets_what_is_old(timer, now):
 
 
 def test_the_best_rate_is_that_of_full_rounds_and_falls_slowly():
-    timer = RoundTimer(lambda: 0.0, telling_tokens=64)
+    timer = RoundTimer(lambda: 0.0, sample_tokens=64)
     timer.observe_round(8, 0, 0.5)
     assert timer.best_prefill_tokens_per_s == 0.0
     timer.observe_round(64, 0, 0.064)

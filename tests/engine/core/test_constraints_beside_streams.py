@@ -12,7 +12,7 @@ import pytest
 
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreDiedError, CoreLink
-from services.engine.contract.messages import AddRequest
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.sampling_params import Constraint, SamplingParams
 
 # The first constraint waits for a process that loads xgrammar.
@@ -35,10 +35,8 @@ class Core:
 
     def add(self, key: str, **params) -> None:
         params.setdefault("seed", 1)
-        message = AddRequest(
-            request_key=key, prompt_token_ids=[1, 2], params=SamplingParams(**params)
-        )
-        self.link.send([message])
+        request = CoreRequest(prompt_token_ids=[1, 2], params=SamplingParams(**params))
+        self.link.send([AddRequest(key, request)])
 
     async def read(self, *keys: str) -> None:
         """Until all of them have ended."""

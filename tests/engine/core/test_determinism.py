@@ -15,7 +15,7 @@ from services.engine.compute.loader import load_model
 from services.engine.compute.model_runner import ModelRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreLink
-from services.engine.contract.messages import AddRequest
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.runner import SequenceMetadata
 from services.engine.contract.sampling_params import Constraint, SamplingParams
 from services.engine.core.constraints import Constraints
@@ -162,7 +162,7 @@ class Law:
             return made[0]
 
         engine = build_engine(config, make)
-        engine.constraints = Constraints(lambda: self._builder)
+        engine._constraints = Constraints(lambda: self._builder)
         try:
             run = _Run(engine, cell)
             answer = run.answer(params, continued)
@@ -209,12 +209,14 @@ class _Run:
     def _add(self, key: str, prompt, params: SamplingParams, continued=()) -> None:
         self.engine.add_request(
             AddRequest(
-                request_key=key,
-                prompt_token_ids=list(prompt),
-                params=params,
-                continued=[list(continued)] if continued else [],
-                # When blocks are short it goes before the others do.
-                priority=-1 if key == "it" else 0,
+                key,
+                CoreRequest(
+                    prompt_token_ids=list(prompt),
+                    params=params,
+                    continued=(tuple(continued),) if continued else (),
+                    # When blocks are short it is preempted before the others.
+                    priority=-1 if key == "it" else 0,
+                ),
             )
         )
 
@@ -225,14 +227,14 @@ class _Run:
             result = self.engine.step()
             assert not result.failures
             for mark in result.marks:
-                self.preemptions += mark.request_key == "it" and mark.detail.get("preempted", 0)
+                self.preemptions += mark.request_key == "it" and mark.preempted
             for output in result.outputs:
                 if output.request_key == "it":
                     answer.tokens += output.token_ids
                     answer.reason = output.finish_reason
                     answer.cached = max(answer.cached, output.num_cached_tokens)
-            if not (self.engine.worker.in_flight or result.step or result.marks):
-                self.engine.constraints.wait(0.05)
+            if self.engine.is_stuck(result):
+                self.engine.wait_for_grammar(0.05)
         raise AssertionError("not done after 3000 rounds")
 
     def _preempt(self) -> None:
@@ -314,10 +316,12 @@ async def test_another_process_carries_all_four_answers_on(law: Law) -> None:
         link.send(
             [
                 AddRequest(
-                    request_key="/".join(name),
-                    prompt_token_ids=PROMPT,
-                    params=law.params(*name),
-                    continued=[law.reference(*name).tokens[:CARRIED]],
+                    "/".join(name),
+                    CoreRequest(
+                        prompt_token_ids=PROMPT,
+                        params=law.params(*name),
+                        continued=(tuple(law.reference(*name).tokens[:CARRIED]),),
+                    ),
                 )
                 for name in NAMES
             ]

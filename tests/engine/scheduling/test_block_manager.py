@@ -33,8 +33,7 @@ def computed(manager: BlockManager, tokens, **kwargs) -> Sequence:
 
 
 def drop(manager: BlockManager, seq: Sequence) -> None:
-    manager.drop(reversed(seq.block_table))
-    seq.block_table = ()
+    manager.drop(reversed(seq.remove_blocks()))
 
 
 @pytest.fixture

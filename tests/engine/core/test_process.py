@@ -8,7 +8,7 @@ import pytest
 from services.engine.compute.simulated_runner import SimulatedRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreEnd, LinkClosedError
-from services.engine.contract.messages import AddRequest, Shutdown
+from services.engine.contract.messages import AddRequest, CoreRequest, Shutdown
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.core.process import run_core
 
@@ -42,7 +42,7 @@ class Harness:
 
     def add(self, key: str) -> None:
         params = SamplingParams(temperature=0.0, seed=1, max_tokens=9, ignore_eos=True)
-        message = AddRequest(request_key=key, prompt_token_ids=[1, 2, 3], params=params)
+        message = AddRequest(key, CoreRequest([1, 2, 3], params))
         self.front.send([message])
 
     def wait(self) -> BaseException | None:

@@ -1,5 +1,6 @@
-"""Engines over a fake runner, a driver that records what they tell, and the sequential oracle."""
+"""Engines over a simulated runner, a driver that records their output, and a sequential oracle."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from services.engine.compute.simulated_runner import (
     next_token,
 )
 from services.engine.contract.config import EngineConfig
-from services.engine.contract.messages import AddRequest
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.runner import SamplingRow
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.core.engine_factory import build_engine
@@ -25,7 +26,7 @@ MODEL = SimulatedModel(vocab_size=64, max_model_len=64, eos=0)
 
 @dataclass
 class Driver:
-    """Steps an engine and keeps everything that it says, per request and choice."""
+    """Steps an engine and keeps its whole output, per request and choice."""
 
     engine: LLMEngine
     model: SimulatedModel = MODEL
@@ -36,7 +37,7 @@ class Driver:
     prompt_logprobs: dict[str, list] = field(default_factory=dict)
     releases: Counter = field(default_factory=Counter)
     marks: list = field(default_factory=list)
-    requests: dict[str, AddRequest] = field(default_factory=dict)
+    requests: dict[str, CoreRequest] = field(default_factory=dict)
     aborted: set = field(default_factory=set)
 
     def add(
@@ -53,19 +54,18 @@ class Driver:
     ):
         params.setdefault("temperature", 0.0)
         params.setdefault("seed", 7)
-        message = AddRequest(
-            request_key=key,
+        request = CoreRequest(
             prompt_token_ids=list(prompt),
             params=SamplingParams(**params),
-            continued=[list(c) for c in continued],
-            finished_choices=list(finished),
+            continued=tuple(tuple(c) for c in continued),
+            finished_choices=tuple(finished),
             salt=salt,
             tenant=tenant,
             priority=priority,
-            deadline_unix_s=deadline,
         )
+        message = AddRequest(key, request, deadline)
         self.engine.add_request(message)
-        self.requests[key] = message
+        self.requests[key] = request
 
     def abort(self, key: str, choice: int | None = None) -> bool:
         done = self.engine.abort_request(key, choice)
@@ -132,11 +132,11 @@ class Driver:
         assert self.engine.load().running_requests == self.engine.load().waiting_requests == 0
 
 
-def oracle(message: AddRequest, choice: int, model: SimulatedModel, limit: int):
-    params = message.params
-    continued = message.continued[choice] if choice < len(message.continued) else []
-    history = [*message.prompt_token_ids, *continued]
-    num_prompt = len(message.prompt_token_ids)
+def oracle(request: CoreRequest, choice: int, model: SimulatedModel, limit: int):
+    params = request.params
+    continued = request.continued[choice] if choice < len(request.continued) else []
+    history = [*request.prompt_token_ids, *continued]
+    num_prompt = len(request.prompt_token_ids)
     ends = {*params.stop_token_ids} | (set() if params.ignore_eos else {model.eos})
     new: list[int] = []
     while True:
@@ -166,9 +166,8 @@ def make_driver() -> Iterator[MakeDriver]:
         config = EngineConfig(
             **{"num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 32, **fields}
         )
-        engine = build_engine(config, runner or (lambda: SimulatedRunner(config.block_size, model)))
-        if now_ns is not None:
-            engine = LLMEngine(config, engine.worker, engine.limits, now_ns)
+        make_runner = runner or (lambda: SimulatedRunner(config.block_size, model))
+        engine = build_engine(config, make_runner, now_ns=now_ns or time.time_ns)
         drivers.append(Driver(engine, model))
         return drivers[-1]
 

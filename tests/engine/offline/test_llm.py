@@ -66,7 +66,7 @@ def test_a_request_that_cannot_be_served_stops_the_call_before_work(llm):
         llm.generate([[1, 2], []], GREEDY)
     with pytest.raises(ValueError, match="2 sampling_params for 1"):
         llm.generate([[1]], [GREEDY, GREEDY])
-    with pytest.raises(ValueError, match="mixed"):
+    with pytest.raises(ValueError, match="mixes texts"):
         llm.generate([1, "two"], GREEDY)
 
 
@@ -97,7 +97,7 @@ def test_a_request_that_fails_as_it_runs_is_raised_when_all_have_ended(llm):
     bad = SamplingParams(constraint=Constraint("ebnf", "root ::= nowhere"), max_tokens=4)
     with pytest.raises(InvalidArgumentError, match=r"^constraint\.ebnf") as caught:
         llm.generate([[1, 2], [3, 4]], [GREEDY, bad])
-    assert "prompt 1; 1 of 2 failed" in caught.value.__notes__[0]
+    assert "prompt 1 failed, 1 of 2 in all" in caught.value.__notes__[0]
     assert caught.value.violations[0].field == "constraint.ebnf"
     good, failed = llm.generate([[1, 2], [3, 4]], [GREEDY, bad], return_failures=True)
     assert len(good.choices[0].token_ids) == 6

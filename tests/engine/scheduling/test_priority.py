@@ -18,20 +18,20 @@ def victims(*pairs: tuple[int, int, int]) -> list[Victim]:
 
 def test_the_lowest_priority_goes_first_and_no_more_than_needed():
     several = victims((0, 10, 2), (-1, 900, 2), (0, 5, 2))
-    assert choose_victims(several, seats=1, blocks=0) == [1]
-    assert choose_victims(several, seats=1, blocks=3) == [1, 2]
-    assert choose_victims(several, seats=0, blocks=0) == []
+    assert choose_victims(several, slots=1, blocks=0) == [1]
+    assert choose_victims(several, slots=1, blocks=3) == [1, 2]
+    assert choose_victims(several, slots=0, blocks=0) == []
 
 
 def test_nobody_is_preempted_in_vain():
-    assert choose_victims(victims((0, 10, 2), (0, 5, 2)), seats=1, blocks=5) == []
-    assert choose_victims([], seats=1, blocks=0) == []
+    assert choose_victims(victims((0, 10, 2), (0, 5, 2)), slots=1, blocks=5) == []
+    assert choose_victims([], slots=1, blocks=0) == []
 
 
 def test_one_that_frees_nothing_gives_a_seat_only():
     shared = victims((0, 0, 0), (0, 50, 4))
-    assert choose_victims(shared, seats=1, blocks=0) == [0]
-    assert choose_victims(shared, seats=0, blocks=4) == [1]
+    assert choose_victims(shared, slots=1, blocks=0) == [0]
+    assert choose_victims(shared, slots=0, blocks=4) == [1]
 
 
 @given(
@@ -39,17 +39,17 @@ def test_one_that_frees_nothing_gives_a_seat_only():
     st.integers(-1, 4),
     st.integers(-3, 12),
 )
-def test_they_are_enough_or_none(pairs, seats, blocks):
+def test_they_are_enough_or_none(pairs, slots, blocks):
     listed = victims(*pairs)
-    chosen = choose_victims(listed, seats, blocks)
+    chosen = choose_victims(listed, slots, blocks)
     assert len(set(chosen)) == len(chosen)
     freed = sum(listed[i].freed_blocks for i in chosen)
     if chosen:
-        assert len(chosen) >= seats
+        assert len(chosen) >= slots
         assert freed >= blocks
-    elif seats > 0 or blocks > 0:
+    elif slots > 0 or blocks > 0:
         everybody = sum(v.freed_blocks for v in listed)
-        assert len(listed) < seats or everybody < blocks
+        assert len(listed) < slots or everybody < blocks
 
 
 def admitted(driver) -> list[str]:
@@ -57,7 +57,7 @@ def admitted(driver) -> list[str]:
 
 
 def preempted(driver) -> list[str]:
-    return [m.request_key for m in driver.marks if "preempted" in m.detail]
+    return [m.request_key for m in driver.marks if m.preempted]
 
 
 def first_token_after(driver, key: str, most: int) -> int:
@@ -133,9 +133,7 @@ def test_an_urgent_prompt_goes_before_a_half_computed_one(make_driver):
     driver.step()
     driver.add("urgent", [6] * 64, priority=1, max_tokens=1)
     rounds = [driver.step() for _ in range(4)]
-    chunks = [
-        (m.request_key, m.detail["tokens"]) for r in rounds for m in r.marks if "tokens" in m.detail
-    ]
+    chunks = [(m.request_key, m.tokens) for r in rounds for m in r.marks if m.tokens is not None]
     assert sum(count for key, count in chunks if key == "urgent") == 64, chunks
     driver.run().check_all()
 

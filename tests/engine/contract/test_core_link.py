@@ -13,7 +13,13 @@ import pytest
 from services.engine.compute.simulated_runner import checksum_of
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreDiedError, CoreLink
-from services.engine.contract.messages import AbortRequest, AddRequest, RoundReport, SendSnapshot
+from services.engine.contract.messages import (
+    AbortRequest,
+    AddRequest,
+    CoreRequest,
+    RoundReport,
+    SendSnapshot,
+)
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.front.config import FrontConfig
 
@@ -33,9 +39,7 @@ asyncio.run(main())
 
 def request(key: str, prompt=range(1, 9), **params) -> AddRequest:
     fields = {"temperature": 0.0, "seed": 1, "max_tokens": 3, "ignore_eos": True, **params}
-    return AddRequest(
-        request_key=key, prompt_token_ids=list(prompt), params=SamplingParams(**fields)
-    )
+    return AddRequest(key, CoreRequest(list(prompt), SamplingParams(**fields)))
 
 
 async def until(link: CoreLink, done) -> list[RoundReport]:
@@ -122,7 +126,7 @@ async def test_keys_of_the_front_stay_with_the_front():
 
 async def test_a_bad_configuration_ends_the_start_with_its_reason():
     link = CoreLink()
-    with pytest.raises(CoreDiedError, match="max_model_len: 4096 is more than the 2048"):
+    with pytest.raises(CoreDiedError, match="max_model_len: 4096 is more than the model's 2048"):
         await link.start(EngineConfig(simulate="yes", max_model_len=4096))
     await link.stop()
 

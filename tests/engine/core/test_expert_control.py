@@ -42,18 +42,20 @@ def test_a_map_is_prepared_in_steps_and_used_once_exchanged(worker: Worker) -> N
     settle(control, worker, lambda: seen.append(control.version) or not control.pending)
     assert seen.count(0) >= 2
     assert seen[-1] == control.version == 5
-    assert not control.news
+    assert control.has_news
+    assert control.take_news() == (5, None, None)
+    assert not control.has_news
 
 
 def test_a_refusal_is_told_once_and_the_old_map_stays(worker: Worker) -> None:
     control = ExpertControl(worker)
     control.want(placement(worker, 5, ROWS[:1]))
-    settle(control, worker, lambda: control.news)
+    settle(control, worker, lambda: control.has_news)
     assert not control.pending
-    version, reason = control.take_rejection()
-    assert (version, control.version) == (5, 0)
-    assert "1 layers, the model has 2" in reason
-    assert control.take_rejection() is None
+    rejected = control.take_news().rejected
+    assert (rejected.version, control.version) == (5, 0)
+    assert "1 layers, the model has 2" in rejected.reason
+    assert control.take_news().rejected is None
 
 
 def test_the_last_of_several_maps_is_used(worker: Worker) -> None:
@@ -73,7 +75,7 @@ def test_a_good_map_after_a_bad_one_is_used(worker: Worker) -> None:
     control.want(placement(worker, 2))
     settle(control, worker, lambda: not control.pending)
     assert control.version == 2
-    assert control.take_rejection()[0] == 1
+    assert control.take_news().rejected.version == 1
 
 
 def test_what_is_not_prepared_is_not_used(worker: Worker) -> None:

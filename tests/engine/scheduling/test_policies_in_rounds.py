@@ -6,16 +6,16 @@ from hypothesis import HealthCheck, given, settings
 
 from services.engine.compute.simulated_runner import SimulatedModel
 from services.engine.contract.config import POLICIES
-from services.engine.contract.messages import AddRequest
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.sampling_params import SamplingParams
 
 
 def add(driver, key: str, tenant: str = "", prompt: int = 8, tokens: int = 4) -> None:
     ids = [1 + (ord(key[0]) * 7 + place) % 60 for place in range(prompt)]
     params = SamplingParams(temperature=0.0, seed=1, max_tokens=tokens, ignore_eos=True)
-    message = AddRequest(request_key=key, prompt_token_ids=ids, params=params, tenant=tenant)
+    message = AddRequest(key, CoreRequest(ids, params, tenant=tenant))
     driver.engine.add_request(message)
-    driver.requests[key] = message
+    driver.requests[key] = message.request
 
 
 def admitted(driver) -> list[str]:
