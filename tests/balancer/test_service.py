@@ -14,13 +14,19 @@ import pytest
 from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
 
 from inferfleet_proto.admin.v1 import fleet_pb2, fleet_pb2_grpc
 from inferfleet_proto.internal.v1 import engine_pb2_grpc
+from services.balancer.config import BalancerConfig
+from services.balancer.service import BalancerService
 from services.common import errors
+from services.common.config.settings import ConfigError
 from services.common.etcd.client import Etcd
 from services.common.etcd.registry import BALANCERS_PREFIX, ENGINES_PREFIX
 from services.common.rpc import ENGINE_ID_KEY, TOKEN_KEY
+from services.common.service.telemetry import Telemetry
+from tests.doubles.registry import FakeRegistry
 
 
 async def join(fleet, *processes):
@@ -346,3 +352,28 @@ def test_a_wrong_setting_is_named():
         assert done.returncode == 2
         assert f"{name}:" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+async def test_a_failed_start_frees_everything_and_stop_is_idempotent(fleet):
+    """The admin port is taken, so the start fails after the Engine service listens."""
+    port = int(fleet.service.admin_address.rpartition(":")[2])
+    telemetry = Telemetry(TracerProvider(shutdown_on_exit=False))
+    tasks = asyncio.all_tasks()
+    service = BalancerService(BalancerConfig(admin_port=port), telemetry, FakeRegistry())
+    with pytest.raises(ConfigError):
+        await service.start()
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        await service.stop()
+        await service.stop()
+        with pytest.raises(grpc.RpcError):
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    left = {task.get_name() for task in asyncio.all_tasks() - tasks}
+    assert not left & {"engine records", "engine sweep", "health"}
+
+
+async def test_a_background_task_that_ends_is_the_services_failure(fleet, monkeypatch):
+    registry = fleet.service.dependencies.registry
+    monkeypatch.setattr(registry, "_sweep", lambda: 1 / 0)
+    reason = await asyncio.wait_for(fleet.service.failed(), 20)
+    assert "engine sweep" in reason
+    assert "ZeroDivisionError" in reason
