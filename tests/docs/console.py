@@ -1,8 +1,8 @@
 """Reads the `console` blocks of the pages and runs them as a reader would type them.
 
 A block is a list of commands. A command begins with `$ ` and continues while a quote is open or a
-line ends with a backslash. The lines after it are the output that the page shows. An HTML comment on
-the line before a block changes how the test treats the block:
+line ends with a backslash. The lines after it are the output that the page shows. An HTML comment
+on the line before a block changes how the test treats the block:
 
     <!-- not run here: REASON -->    the block needs something that a test does not have
     <!-- last exit status: N -->     the last command shows an error and exits with N
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(r"^```(\w*)$")
+LOOSE_COMMAND = re.compile(r"^ {4,}(\$ |(make|python3?|inferfleet|curl|helm|docker|kubectl) )")
 SKIP_MARK = re.compile(r"^<!-- not run here: (\S.*) -->$")
 STATUS_MARK = re.compile(r"^<!-- last exit status: (\d+) -->$")
 RECORD = "\x1e"
@@ -68,6 +69,12 @@ def fences_in(text: str) -> Iterator[tuple[str, int, str, list[str]]]:
             yield language, start + 1, before, lines[start + 1 : number]
             start = None
     assert start is None, f"line {start}: the block has no end"
+
+
+def loose_commands(text: str) -> list[str]:
+    """Indented lines outside of fenced blocks that look like a command."""
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [line.strip() for line in outside.splitlines() if LOOSE_COMMAND.match(line)]
 
 
 def blocks_of(name: str, text: str) -> list[Block]:

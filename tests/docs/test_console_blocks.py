@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.console import STATUS_MARK, Block, blocks_of, fences_in, missing_lines, run_block
+from tests.docs.console import (
+    STATUS_MARK,
+    Block,
+    blocks_of,
+    fences_in,
+    loose_commands,
+    missing_lines,
+    run_block,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -43,6 +51,18 @@ def test_a_block_runs_that_starts_its_own_fleet(block, workplace, tmp_path):
     run_block(block, workplace.folder, workplace.environment, own_fleet_values(tmp_path, detached))
 
 
+@pytest.mark.e2e
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_the_python_of_the_readme_runs(fleet_place, fleet_values):
+    page = (ROOT / "README.md").read_text()
+    programs = ["\n".join(lines) for kind, *_, lines in fences_in(page) if kind == "python"]
+    assert programs
+    for program in programs:
+        text = program.replace("127.0.0.1:50051", fleet_values["127.0.0.1:50051"])
+        assert "Paris" in fleet_place.run("python", "-c", text)
+
+
 def own_fleet_values(folder: Path, detached: str) -> dict[str, str]:
     """Placeholders of blocks that start a fleet; the shell finds revisions when it needs them."""
     find = "import json,sys; print({e['engine_id']: e for e in json.load(sys.stdin)['engines']}"
@@ -69,6 +89,7 @@ def test_every_mark_belongs_to_a_block(page):
 def test_commands_stand_in_console_blocks_alone(page):
     shells = ("sh", "bash", "shell")
     assert [line for kind, line, *_ in fences_in(page.read_text()) if kind in shells] == []
+    assert loose_commands(page.read_text()) == []
 
 
 def test_most_blocks_are_run():
@@ -101,6 +122,10 @@ class TestReader:
     def test_a_block_without_a_command_is_refused(self):
         with pytest.raises(ValueError, match="begins with a command"):
             blocks_of("page", "```console\nls\n```\n")
+
+    def test_a_command_outside_of_a_block_is_found(self):
+        text = PAGE + "\n    make chaos\n\n    make-believe is no command\n"
+        assert loose_commands(text) == ["make chaos"]
 
     def test_numbers_and_digests_may_differ_and_words_may_not(self):
         output = "ready in 0.7 s\nrevision 0123abcd4567\n"
