@@ -106,7 +106,7 @@ class Suite:
             return None
         matcher, drawn = built.grammar.matcher(), bytearray()
         for _ in range(MAX_TOKENS):
-            if matcher.spent:
+            if matcher.must_end:
                 return drawn.decode()
             ids = _allowed(matcher)
             if END in ids and self._random.random() < 0.5:

@@ -1,4 +1,4 @@
-"""The engine's handle on the grammar compiler: one job at a time, killed when it takes too long."""
+"""The engine's side of the grammar compiler: one job at a time, killed when it exceeds its time."""
 
 import contextlib
 import logging
@@ -30,11 +30,11 @@ Process = subprocess.Popen[bytes]
 
 
 class GrammarCompiler:
-    """Owns the compiler's process; used by one thread, except `close`."""
+    """Owns the compiler's process. One thread calls all methods; any thread may call `close`."""
 
     def __init__(self, setup: Setup, *, timeout_s: float) -> None:
         self.ready: Ready | None = None
-        """What the process said when it started; equal for all its successors."""
+        """The first message of the process; every later process sends the same."""
         self._setup = setup
         self._timeout_s = timeout_s
         self._process: Process | None = None
@@ -44,7 +44,7 @@ class GrammarCompiler:
         self._number = 0
 
     def prepare(self) -> None:
-        """Begin to start the process, if none runs; `compile` waits for it."""
+        """Start the process if none runs, without waiting until it is ready."""
         with self._lock:
             if self._process is None and not self._closed:
                 self._process = subprocess.Popen(
@@ -56,20 +56,20 @@ class GrammarCompiler:
                 self._is_set_up = False
 
     def compile(self, constraint: Constraint) -> Outcome:
-        """Compile one constraint; a failure is a value with `problem`, never an exception.
+        """Compile one constraint; a failure is an outcome with `problem`, never an exception.
 
-        A process that dies in the middle gets a successor and the job a second try, in what is
-        left of its time: not every death is the job's fault.
+        If the process dies, the job is tried once more by a new process in the time that is left,
+        because the job need not be the cause.
         """
         left_s = self._timeout_s
         for _ in range(_ATTEMPTS):
-            process = self._started()
+            process = self._ensure_started()
             if process is None:
                 return self._failed("the grammar compiler is not available", UNAVAILABLE)
             self._number += 1
             job = Job(self._number, constraint.kind, constraint.text, constraint.choices)
             began = time.monotonic()
-            outcome = _ask(process, job, Outcome, left_s)
+            outcome = _exchange(process, job, Outcome, left_s)
             if outcome is not None:
                 return outcome
             self.stop()
@@ -80,26 +80,28 @@ class GrammarCompiler:
         return self._failed("crashes the grammar compiler", TOO_COSTLY)
 
     def stop(self) -> None:
-        """End the process; the next job starts another one."""
+        """End the process; the next job starts a new one."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
-            _end(process)
+            _kill(process)
 
     def close(self) -> None:
-        """End the process for good, also in the middle of a job; idempotent."""
+        """End the process for good, even during a job; idempotent."""
         with self._lock:
             self._closed = True
         self.stop()
 
-    def _started(self) -> Process | None:
+    def _ensure_started(self) -> Process | None:
         self.prepare()
         process = self._process
         if process is None or self._is_set_up:
             return process
-        ready = _ask(process, self._setup, Ready, _START_S)
+        ready = _exchange(process, self._setup, Ready, _START_S)
         if ready is None:
-            log.warning("the grammar compiler's process does not start")
+            log.warning(
+                "the grammar compiler's process did not start within %g s, or died", _START_S
+            )
             self.stop()
             return None
         self.ready, self._is_set_up = ready, True
@@ -109,8 +111,10 @@ class GrammarCompiler:
         return Outcome(self._number, problem=problem, reason=reason)
 
 
-def _ask(process: Process, message: Setup | Job, answer: type[T], timeout_s: float) -> T | None:
-    """One frame out, one in; None if the process died, or was killed at the timeout."""
+def _exchange(
+    process: Process, message: Setup | Job, answer: type[T], timeout_s: float
+) -> T | None:
+    """Write one frame and read the answer; None if the process died or exceeded the timeout."""
     if process.stdin is None or process.stdout is None:
         return None
     timer = threading.Timer(timeout_s, process.kill)
@@ -125,7 +129,7 @@ def _ask(process: Process, message: Setup | Job, answer: type[T], timeout_s: flo
         timer.cancel()
 
 
-def _end(process: Process) -> None:
+def _kill(process: Process) -> None:
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout):

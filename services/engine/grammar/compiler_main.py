@@ -1,8 +1,7 @@
-"""The compiler's own process: a grammar that explodes takes this process with it and nothing else.
+"""The grammar compiler's process: a grammar that takes too much memory ends this process only.
 
-Speaks length-prefixed msgpack on stdin and stdout: `Setup` and `Ready`, then a `Job` in, an
-`Outcome` out.
-Run by `services.engine.grammar.compiler`, never by hand.
+It reads and writes length-prefixed msgpack on stdin and stdout: first `Setup` in and `Ready` out,
+then a `Job` in and an `Outcome` out, repeatedly. `services.engine.grammar.compiler` starts it.
 """
 
 import json
@@ -31,14 +30,14 @@ from services.engine.grammar.wire import (
     write_frame,
 )
 
-# Real models like to indent; without a cap a grammar lets them emit blanks until max_tokens.
+# Models like to indent; without a limit a grammar lets them produce blanks until max_tokens.
 MAX_WHITESPACE = 8
-# The engine's own threads go first: streams that run must not feel a compilation.
+# Lower priority than the engine's threads, so that a compilation does not slow running streams.
 _NICE = 5
-# How xgrammar writes the characters of a string with a length, and of one without.
+# The classes that xgrammar uses for characters of a string with a length and of one without.
 _LOOSE = r"[^\"\\\r\n]"
 _STRICT = r"[^\0-\x1f\"\\\r\n]"
-# Of xgrammar's messages: "[12:00:00] /file.cc:1: " and "Check failed: (…) is false: ".
+# Prefixes of xgrammar's messages: "[12:00:00] /file.cc:1: ", "Check failed: (…) is false: ".
 _PLACE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?(Check failed: .* is false: )?", re.MULTILINE)
 
 
@@ -73,7 +72,7 @@ def main() -> int:
 
 
 def tokenizer_info(setup: Setup, ready: Ready) -> Any:
-    """xgrammar's view of a vocabulary; equal in the compiler's process and in the engine's."""
+    """A vocabulary for xgrammar; the compiler's process and the engine must use the same."""
     return xgrammar.TokenizerInfo(
         ready.vocabulary,
         xgrammar.VocabType.RAW,
@@ -95,11 +94,11 @@ def _outcome(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Outcome:
 
 
 def _problem_of(error: Exception) -> str:
-    """What xgrammar says after the place in its source, in one line."""
-    said = str(error).strip() or type(error).__name__
-    places = [found.end() for found in _PLACE.finditer(said) if found.group()]
-    problem = " ".join(said[places[-1] :].split() if places else said.splitlines()[-1:])
-    if problem.endswith("but got"):  # it quotes a line break or nothing, and we cut that off
+    """xgrammar's message in one line, without the position in its source."""
+    text = str(error).strip() or type(error).__name__
+    prefix_ends = [found.end() for found in _PLACE.finditer(text) if found.group()]
+    problem = " ".join(text[prefix_ends[-1] :].split() if prefix_ends else text.splitlines()[-1:])
+    if problem.endswith("but got"):  # the quoted line break or empty text was cut off
         problem += " the end of the line"
     return problem[:300]
 
@@ -146,8 +145,10 @@ def _json_format(schema: Any, blanks: int | None) -> dict[str, Any]:
 
 
 def strict_grammar(schema: str, max_whitespace: int) -> str | None:
-    """The grammar of a schema whose bounded strings would take raw control characters; None if it
-    has no such string."""
+    """The grammar of a schema with bounded strings, changed to exclude raw control characters.
+
+    Returns None if the schema has no bounded string.
+    """
     grammar = str(xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=max_whitespace))
     return grammar.replace(_LOOSE, _STRICT) if _LOOSE in grammar else None
 

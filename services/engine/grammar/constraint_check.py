@@ -1,6 +1,6 @@
-"""Which constraints a request may carry, decided in the front before any queue.
+"""Checks the constraint of a request, in the front and before the request is queued.
 
-Knows the rules and not the compiler: it loads neither torch nor xgrammar.
+It applies the rules without the compiler: it loads neither torch nor xgrammar.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +18,21 @@ MAX_CHOICES = 1000
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Refuse what cannot be enforced.
+    """Refuse a constraint that cannot be enforced.
 
     Raises:
         InvalidArgumentError: naming `constraint.<kind>` and, for a schema, the keyword's path.
     """
     field = f"constraint.{constraint.kind}"
     if constraint.kind not in KINDS:
-        raise InvalidArgumentError.for_field("constraint", f"unknown kind {constraint.kind!r}")
+        raise InvalidArgumentError.for_field(
+            "constraint", f"unknown kind {constraint.kind!r}; known are {', '.join(KINDS)}"
+        )
     length = len(constraint.text) + sum(map(len, constraint.choices))
     if length > MAX_CONSTRAINT_CHARS:
-        raise InvalidArgumentError.for_field(field, f"has over {MAX_CONSTRAINT_CHARS} characters")
+        raise InvalidArgumentError.for_field(
+            field, f"has {length} characters, at most {MAX_CONSTRAINT_CHARS} are allowed"
+        )
     if constraint.kind == "json_schema":
         _check_parsed(field, check_schema, constraint.text)
     elif constraint.kind == "structural_tag":
@@ -52,6 +56,8 @@ def _check_parsed(field: str, check: Callable[[str], Any], text: str) -> None:
 
 def _check_choices(field: str, choices: Sequence[str]) -> None:
     if not 1 <= len(choices) <= MAX_CHOICES:
-        raise InvalidArgumentError.for_field(field, f"must have 1 to {MAX_CHOICES} texts")
+        raise InvalidArgumentError.for_field(
+            field, f"must have 1 to {MAX_CHOICES} texts, got {len(choices)}"
+        )
     if not all(choices):
         raise InvalidArgumentError.for_field(field, "texts must not be empty")

@@ -1,4 +1,4 @@
-"""Whether two schemas can be told apart, so that `oneOf` means the same as `anyOf`."""
+"""Whether two schemas are disjoint, so that `oneOf` over them means the same as `anyOf`."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 _ALL_TYPES = frozenset({"string", "integer", "number", "object", "array", "boolean", "null"})
 
 
-def never_both(left: Any, right: Any) -> bool:
-    """True if surely no value satisfies both; False if unsure."""
+def are_disjoint(left: Any, right: Any) -> bool:
+    """True if it is certain that no value satisfies both; False otherwise."""
     if not isinstance(left, dict) or not isinstance(right, dict):
         return False
     left_values, right_values = _values(left), _values(right)
@@ -16,13 +16,13 @@ def never_both(left: Any, right: Any) -> bool:
     left_types, right_types = _types(left), _types(right)
     if not left_types & right_types:
         return True
-    return left_types == right_types == {"object"} and _told_apart_by_a_property(left, right)
+    return left_types == right_types == {"object"} and _differ_in_a_property(left, right)
 
 
-def _told_apart_by_a_property(left: dict[str, Any], right: dict[str, Any]) -> bool:
+def _differ_in_a_property(left: dict[str, Any], right: dict[str, Any]) -> bool:
     shared = set(left.get("required", [])) & set(right.get("required", []))
     pairs = [[side.get("properties", {}).get(name) for side in (left, right)] for name in shared]
-    return any(_are_listed(a) and _are_listed(b) and never_both(a, b) for a, b in pairs)
+    return any(_are_listed(a) and _are_listed(b) and are_disjoint(a, b) for a, b in pairs)
 
 
 def _are_listed(member: Any) -> bool:
@@ -57,7 +57,7 @@ def _types_of(value: Any) -> frozenset[str]:
 
 
 def _key(value: Any) -> Hashable:
-    """Equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    """A key that is equal for equal JSON values: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(value, list):
         return ("list", *map(_key, value))
     if isinstance(value, dict):

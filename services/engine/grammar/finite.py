@@ -1,7 +1,7 @@
-"""Finite answers only: numbers that a double holds, values that need not hold themselves.
+"""Refuses schemas that have no finite value, and numbers beyond a double.
 
-The grammar may enter any schema that it reaches, an optional one too, and cannot leave one that no
-finite value satisfies. So each of them must have such a value.
+A grammar can enter every schema that it can reach, optional ones included, and can never leave one
+that no finite value satisfies. So every reachable schema must have a finite value.
 """
 
 import sys
@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 from services.engine.grammar.schema_form import APPLICATORS, implied_types
 
 _Trail = tuple[Any, str] | None
-"""The parent's trail and a name. Joined for the one that is told of: names may be long."""
-_TELLING = ("required", "minItems", "anyOf", "oneOf", "allOf", "$ref")
-"""Keywords that can keep a value from ending, the one to tell of first."""
+"""A path as the parent's path and a name; joined only for a message, because names can be long."""
+_REPORT_ORDER = ("required", "minItems", "anyOf", "oneOf", "allOf", "$ref")
+"""Keywords that can make every value infinite; the first one of these is reported."""
 
 
-class _Way(NamedTuple):
+class _Alternative(NamedTuple):
     keyword: _Trail
     needs: list[Any]
 
 
 class _Schema(NamedTuple):
-    ways: list[_Way]
-    """A value is complete once all that one of them needs is."""
+    alternatives: list[_Alternative]
+    """A value is finite if all schemas that one of these needs have finite values."""
     inside: list[tuple[Any, _Trail]]
 
 
@@ -43,28 +43,28 @@ def infinite_number(parsed: Any) -> str | None:
 
 
 def endless_keyword(root: Any, resolve: Callable[[Any, str], Any]) -> str | None:
-    """The JSON pointer of a keyword that keeps every value from ending; None if there is none.
+    """The JSON pointer of a keyword that makes every value infinite; None if there is none.
 
     Args:
         root: a schema whose keywords have been checked.
-        resolve: the schema that a `$ref` names, given it and the path where it stands.
+        resolve: returns the schema that a `$ref` names, given the reference and its path.
     """
-    found = _reached(root, resolve)
-    ended = _ended(found)
-    at = next((key for key in found if key not in ended), None)
+    found = _reachable(root, resolve)
+    finite = _finite_schemas(found)
+    at = next((key for key in found if key not in finite), None)
     if at is None:
         return None
     steps: dict[int, _Trail] = {}
-    while at not in steps:  # each that never ends needs another one: this runs into a circle
-        way = found[at].ways[0]
-        steps[at] = way.keyword
-        at = next(id(need) for need in way.needs if id(need) not in ended)
-    circle = [trail for trail in list(steps.values())[list(steps).index(at) :] if trail]
-    return _pointer(min(circle, key=lambda trail: _TELLING.index(trail[1])))
+    while at not in steps:  # each infinite schema needs another one, so this finds a cycle
+        alternative = found[at].alternatives[0]
+        steps[at] = alternative.keyword
+        at = next(id(need) for need in alternative.needs if id(need) not in finite)
+    cycle = [trail for trail in list(steps.values())[list(steps).index(at) :] if trail]
+    return _pointer(min(cycle, key=lambda trail: _REPORT_ORDER.index(trail[1])))
 
 
-def _reached(root: Any, resolve: Callable[[Any, str], Any]) -> Mapping[int, _Schema]:
-    """By the identity of a schema; a loop, since a chain of definitions may be long."""
+def _reachable(root: Any, resolve: Callable[[Any, str], Any]) -> Mapping[int, _Schema]:
+    """All reachable schemas by identity; a loop, because a chain of definitions may be long."""
     found: dict[int, _Schema] = {}
     todo: list[tuple[Any, _Trail]] = [(root, None)]
     while todo:
@@ -75,68 +75,72 @@ def _reached(root: Any, resolve: Callable[[Any, str], Any]) -> Mapping[int, _Sch
     return found
 
 
-def _ended(found: Mapping[int, _Schema]) -> set[int]:
-    """Those with a finite value: the least set that holds whatever needs only members of it."""
-    ended: set[int] = set()
+def _finite_schemas(found: Mapping[int, _Schema]) -> set[int]:
+    """The schemas with a finite value: the least set that is closed under their needs."""
+    finite: set[int] = set()
     users: dict[int, list[tuple[int, set[int]]]] = defaultdict(list)
     todo = []
     for key, schema in found.items():
-        for way in schema.ways:
-            missing = {id(need) for need in way.needs}
+        for alternative in schema.alternatives:
+            missing = {id(need) for need in alternative.needs}
             for need in missing:
                 users[need].append((key, missing))
             if not missing:
                 todo.append(key)
     while todo:
         done = todo.pop()
-        if done in ended:
+        if done in finite:
             continue
-        ended.add(done)
+        finite.add(done)
         for key, missing in users[done]:
             missing.discard(done)
             if not missing:
                 todo.append(key)
-    return ended
+    return finite
 
 
 def _read(schema: Any, trail: _Trail, resolve: Callable[[Any, str], Any]) -> _Schema:
     if not isinstance(schema, dict):
-        return _Schema([_Way(trail, [])], [])
+        return _Schema([_Alternative(trail, [])], [])
     name = next((key for key in APPLICATORS if key in schema), None)
     if name is None:
         return _typed(schema, trail)
     if name in ("enum", "const"):
-        return _Schema([_Way(trail, [])], [])
+        return _Schema([_Alternative(trail, [])], [])
     keyword = (trail, name)
     if name == "$ref":
         target = resolve(schema[name], "")
         place = schema[name].removeprefix("#").removeprefix("/")
-        return _Schema([_Way(keyword, [target])], [(target, (None, place) if place else None)])
+        return _Schema(
+            [_Alternative(keyword, [target])], [(target, (None, place) if place else None)]
+        )
     branches = schema[name]
     inside: list[tuple[Any, _Trail]] = [
         (branch, (keyword, str(index))) for index, branch in enumerate(branches)
     ]
-    return _Schema([_Way(keyword, [branch]) for branch in branches], inside)
+    return _Schema([_Alternative(keyword, [branch]) for branch in branches], inside)
 
 
 def _typed(schema: dict[str, Any], trail: _Trail) -> _Schema:
     declared = schema["type"] if "type" in schema else implied_types(schema)
     types = {declared} if isinstance(declared, str) else set(declared)
-    ways = [_Way(trail, [])] if types - {"object", "array"} or not types else []
+    alternatives = [_Alternative(trail, [])] if types - {"object", "array"} or not types else []
     inside: list[tuple[Any, _Trail]] = []
     if "object" in types:
         members = schema.get("properties", {})
         inside += [(members[name], ((trail, "properties"), name)) for name in members]
         needs = [members[name] for name in schema.get("required", [])]
-        ways.append(_Way((trail, "required"), needs))
+        alternatives.append(_Alternative((trail, "required"), needs))
         inside.append((schema.get("additionalProperties"), (trail, "additionalProperties")))
     if "array" in types:
         prefix = schema.get("prefixItems", [])
         inside += [(one, ((trail, "prefixItems"), str(i))) for i, one in enumerate(prefix)]
         items = schema.get("items") if schema.get("maxItems") != 0 else None
         inside.append((items, (trail, "items")))
-        ways.append(_Way((trail, "minItems"), [items] if schema.get("minItems") else []))
-    return _Schema(ways, inside)
+        alternatives.append(
+            _Alternative((trail, "minItems"), [items] if schema.get("minItems") else [])
+        )
+    return _Schema(alternatives, inside)
 
 
 def _pointer(trail: _Trail) -> str:

@@ -1,7 +1,7 @@
-"""Which regular expressions the grammar compiler takes without crashing or exploding.
+"""Checks regular expressions for what the grammar compiler cannot compile or reads differently.
 
-It compiles counted repeats by copying, stops at an internal check above 128 copies, and reads
-look-around and back-references as something else; those are refused here with the reason.
+The compiler copies counted repeats, fails above 128 copies, and misreads look-around and
+back-references. Such patterns are refused here with the reason.
 """
 
 import re
@@ -11,14 +11,14 @@ MAX_REGEX_CHARS = 4096
 MAX_REPEAT = 128
 MAX_COPIES = 4096
 MAX_CLASSES = 128
-"""Checking one wide class takes milliseconds."""
+"""Compiling one wide class takes milliseconds."""
 _COUNTED = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 _CLASS = re.compile(r"\[\^?\]?[^\]]*\]")
 _TOKEN = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\[(?:\\.|[^\]\\])+\]|.", re.DOTALL)
 _FOREIGN = re.compile(r"\\[AZaNU]|\\0[0-9]|\(\?[aiLmsux-]")
 _POSSESSIVE = re.compile(r"[*+?}]\+")
-"""Python's own: the compiler reads them otherwise, or not at all."""
+"""Possessive repeats: Python's own, the compiler misreads or refuses them."""
 _UNSUPPORTED = (
     ("(?=", "look-ahead is not supported"),
     ("(?!", "look-ahead is not supported"),
@@ -28,7 +28,7 @@ _UNSUPPORTED = (
 
 
 def regex_problem(pattern: object) -> str | None:
-    """What is wrong with a pattern, or None."""
+    """Why a pattern is refused; None if it is accepted."""
     if not isinstance(pattern, str):
         return "must be a string"
     if len(pattern) > MAX_REGEX_CHARS:
@@ -37,7 +37,7 @@ def regex_problem(pattern: object) -> str | None:
         return f"has more than {MAX_CLASSES} character classes"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Python might read otherwise one day
+            warnings.simplefilter("ignore")  # about syntax that a later Python may read differently
             re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         return f"is not a valid regular expression: {error}"
@@ -56,10 +56,10 @@ def regex_problem(pattern: object) -> str | None:
 
 
 def json_pattern_problem(pattern: object) -> str | None:
-    """What is wrong with a pattern for the inside of a JSON string, or None.
+    """Why a pattern for a JSON string is refused; None if it is accepted.
 
-    The compiler writes the characters that it must match as they are, although JSON wants some of
-    them escaped; where a class has several members it knows better.
+    The compiler does not escape the characters that a pattern matches, although JSON requires it
+    for some. It handles them correctly in a class of several members.
     """
     problem = regex_problem(pattern)
     if problem is not None or not isinstance(pattern, str):
@@ -82,8 +82,10 @@ def _must_be_escaped(token: str) -> bool:
 
 
 def _anchor_problem(plain: str) -> str | None:
-    """Anchors stand at the ends of the pattern or of its outermost branches: elsewhere the compiler
-    leaves them out, and what cannot match would."""
+    """Refuse anchors except at the ends of the pattern or of its outermost branches.
+
+    Elsewhere the compiler ignores them, so a pattern that cannot match would match.
+    """
     depth = 0
     for position, character in enumerate(plain):
         depth += (character == "(") - (character == ")")
@@ -96,7 +98,7 @@ def _anchor_problem(plain: str) -> str | None:
 
 
 def _repeat_problem(plain: str) -> str | None:
-    """Bound every counted repeat, and the product of nested ones."""
+    """Refuse a counted repeat, or a product of nested ones, beyond the limit."""
     depth_copies = [1]
     position = 0
     while position < len(plain):

@@ -1,15 +1,15 @@
-"""What we promise of JSON Schema: every keyword of an accepted schema holds; others are refused.
+"""Checks JSON schemas: every keyword of an accepted schema holds in the answer.
 
-The grammar compiler drops what it cannot express without a word. This check stands in front of it
-and refuses such a schema with the path of the keyword, so that an answer never merely looks valid.
-Dialect: 2020-12. Annotations (title, description, default, format, …) promise nothing and pass.
+The grammar compiler silently drops keywords that it cannot express. This check refuses such a
+schema first, with the path of the keyword, so that every answer is really valid. Dialect: 2020-12.
+Annotations (title, description, default, format, …) constrain nothing and are accepted.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from services.engine.grammar.disjoint import never_both
+from services.engine.grammar.disjoint import are_disjoint
 from services.engine.grammar.finite import endless_keyword, infinite_number
 from services.engine.grammar.regex_check import MAX_CLASSES, json_pattern_problem
 from services.engine.grammar.schema_form import ANNOTATIONS, APPLICATORS, BY_TYPE, implied_types
@@ -21,16 +21,16 @@ MAX_ENUM = 2000
 MAX_ALIASES = 48
 MAX_ONE_OF = 64
 MAX_PAIRS = 4096
-"""Of oneOf branches to be told apart, in a whole schema."""
+"""Most pairs of oneOf branches to compare, in a whole schema."""
 MAX_LENGTH_BOUND = 4096
 
 
 class SchemaRefusedError(ValueError):
-    """A keyword that cannot be enforced, or a schema that nothing can satisfy.
+    """A keyword cannot be enforced, or no value satisfies the schema.
 
     Attributes:
         path: JSON pointer of the keyword.
-        problem: what is wrong there.
+        problem: what is wrong with it.
     """
 
     def __init__(self, path: str, problem: str) -> None:
@@ -54,7 +54,7 @@ def check_schema(text: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """JSON without what two readers would read differently.
+    """Parse JSON; refuse what two parsers can read differently.
 
     Raises:
         SchemaRefusedError: at the root, or at a number that is not finite.
@@ -62,26 +62,26 @@ def parse_json(text: str) -> Any:
     if len(text) > MAX_SCHEMA_CHARS:
         raise SchemaRefusedError("", f"longer than {MAX_SCHEMA_CHARS} characters")
     try:
-        parsed = json.loads(text, object_pairs_hook=_members)
+        parsed = json.loads(text, object_pairs_hook=_unique_members)
     except (ValueError, RecursionError) as error:
         raise SchemaRefusedError("", f"not JSON: {error}") from error
-    # Python reads 1e400 as infinity and writes it as Infinity: whoever passes a schema on does.
+    # Python reads 1e400 as infinity and writes it as Infinity, which is not JSON.
     path = infinite_number(parsed)
     if path is not None:
         raise SchemaRefusedError(path, "must be a finite number, within a double's range")
     return parsed
 
 
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        # The compiler would read another one of the two.
+        # The compiler may use the other one of the two.
         raise ValueError("a name occurs twice in one object")
     return members
 
 
 class SchemaCheck:
-    """Walks over the schemas of one constraint; counts, so that its own cost is bounded."""
+    """Checks the schemas of one constraint; counts nodes, so that the check itself is bounded."""
 
     def __init__(self) -> None:
         self._root: Any = None
@@ -102,11 +102,11 @@ class SchemaCheck:
         endless = endless_keyword(root, self._resolve)
         if endless is not None:
             raise SchemaRefusedError(
-                endless, "no finite value satisfies it: it needs itself inside"
+                endless, "no finite value satisfies it: every value must contain another one"
             )
 
-    def take_classes(self, pattern: str) -> bool:
-        """Whether the character classes of one more pattern are within the limit of all."""
+    def count_classes(self, pattern: str) -> bool:
+        """Count a pattern's character classes; returns whether all are within the limit."""
         self._classes += pattern.count("[")
         return self._classes <= MAX_CLASSES
 
@@ -190,7 +190,7 @@ class SchemaCheck:
         types = self._types(schema, path) if "type" in schema else None
         for value in values:
             if types is not None and not any(_is_a(value, name) for name in types):
-                raise SchemaRefusedError(f"{path}/{key}", f"{value!r} is not of the type beside it")
+                raise SchemaRefusedError(f"{path}/{key}", f"{value!r} is not of the schema's type")
 
     def _any_of(self, schema: dict[str, Any], path: str, depth: int) -> None:
         self._branches(schema["anyOf"], f"{path}/anyOf", depth)
@@ -200,14 +200,14 @@ class SchemaCheck:
         self._branches(branches, f"{path}/oneOf", depth)
         self._pairs += len(branches) * (len(branches) - 1) // 2
         if len(branches) > MAX_ONE_OF or self._pairs > MAX_PAIRS:
-            problem = f"more than {MAX_ONE_OF} branches to tell apart; use anyOf"
+            problem = f"has more than {MAX_ONE_OF} branches to compare; use anyOf"
             raise SchemaRefusedError(f"{path}/oneOf", problem)
-        resolved = [self._seen_through(branch, path) for branch in branches]
+        resolved = [self._resolve_refs(branch, path) for branch in branches]
         for index, left in enumerate(resolved):
             for right in resolved[index + 1 :]:
-                if not never_both(left, right):
+                if not are_disjoint(left, right):
                     raise SchemaRefusedError(
-                        f"{path}/oneOf", "branches may overlap; use anyOf, or tell them apart"
+                        f"{path}/oneOf", "branches may overlap; use anyOf, or make them disjoint"
                     )
 
     def _all_of(self, schema: dict[str, Any], path: str, depth: int) -> None:
@@ -222,7 +222,7 @@ class SchemaCheck:
         for index, branch in enumerate(branches):
             self._node(branch, f"{path}/{index}", depth + 1)
 
-    def _seen_through(self, schema: Any, path: str) -> Any:
+    def _resolve_refs(self, schema: Any, path: str) -> Any:
         for _ in range(MAX_DEPTH):
             if not (isinstance(schema, dict) and "$ref" in schema):
                 return schema
@@ -234,7 +234,7 @@ class SchemaCheck:
         types = declared if isinstance(declared, list) else [declared]
         for name in types:
             if not isinstance(name, str) or name not in BY_TYPE:
-                raise SchemaRefusedError(f"{path}/type", f"{name!r} is no JSON type")
+                raise SchemaRefusedError(f"{path}/type", f"{name!r} is not a JSON type")
         if not types:
             raise SchemaRefusedError(f"{path}/type", "must name at least one type")
         return types
@@ -266,12 +266,12 @@ class SchemaCheck:
             raise SchemaRefusedError(f"{path}/required", "must be a list")
         for name in required:
             if not isinstance(name, str) or name not in properties:
-                raise SchemaRefusedError(f"{path}/required", f"{name!r} has no schema of its own")
+                raise SchemaRefusedError(f"{path}/required", f"{name!r} is not in properties")
         extra = schema.get("additionalProperties", False)
         if extra is False:
             return
         if properties:
-            # An undeclared name could repeat a declared one with a value of another type.
+            # An undeclared name could repeat a declared one, with a value of another type.
             raise SchemaRefusedError(
                 f"{path}/additionalProperties", "must be false (or absent) beside properties"
             )
@@ -302,7 +302,7 @@ class SchemaCheck:
             raise SchemaRefusedError(f"{path}/pattern", "cannot be enforced beside a length")
         pattern = schema["pattern"]
         problem = json_pattern_problem(pattern)
-        if problem is None and not self.take_classes(pattern):
+        if problem is None and not self.count_classes(pattern):
             problem = f"more than {MAX_CLASSES} character classes in all patterns together"
         if problem is not None:
             raise SchemaRefusedError(f"{path}/pattern", problem)
@@ -328,7 +328,7 @@ def _check_range(schema: dict[str, Any], path: str, *, whole: bool) -> None:
     else:
         empty = low > high or (low == high and (low_open or high_open))
     if empty:
-        raise SchemaRefusedError(path, "no number lies between its bounds")
+        raise SchemaRefusedError(path, "no number is within the bounds")
 
 
 def _bound(schema: dict[str, Any], key: str, path: str) -> int | None:
@@ -344,7 +344,7 @@ def _bound(schema: dict[str, Any], key: str, path: str) -> int | None:
 
 def _check_order(low: int | None, high: int | None, path: str) -> None:
     if low is not None and high is not None and low > high:
-        raise SchemaRefusedError(path, "is below the minimum beside it")
+        raise SchemaRefusedError(path, "is below the minimum of the same schema")
 
 
 def _is_a(value: Any, name: str) -> bool:

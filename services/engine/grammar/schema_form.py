@@ -1,7 +1,7 @@
-"""What a schema means by what it does not say: the types its keywords imply, the items of an array.
+"""Completes schemas for the compiler: the types that keywords imply, the items of an array.
 
-A keyword without a type beside it bounds values of its own type and allows all others. We produce
-the values that it bounds: each of them is valid, and none that a reader would not expect.
+By the standard, a keyword without `type` constrains values of its own type and allows all others.
+Answers here have the constrained type only: they are valid, and what the author expects.
 """
 
 from collections.abc import Mapping
@@ -32,12 +32,12 @@ _SINGLES = ("items", "additionalProperties")
 
 
 def implied_types(schema: Mapping[str, Any]) -> list[str]:
-    """Types whose keywords a schema without `type` has."""
+    """The types of the keywords in a schema without `type`."""
     return [name for name in _IMPLYING if BY_TYPE[name] & schema.keys()]
 
 
 def compiler_schema(schema: Any) -> Any:
-    """A checked schema with all that it implies written out."""
+    """A checked schema with its implied types and items written out."""
     if isinstance(schema, list):
         return [compiler_schema(member) for member in schema]
     if not isinstance(schema, dict):

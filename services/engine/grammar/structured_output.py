@@ -1,8 +1,8 @@
-"""Structured output: grammars are compiled off the loop, then narrow each draw of one sequence.
+"""Structured output: compiles grammars in the background and masks the tokens of one sequence.
 
-`SOMatcherBuilder` takes constraints and, polled by the loop, hands back grammars or failures; a
-failure ends one request and is a value, never an exception. `SOMatcher` is one sequence's place in
-its grammar. The compiler runs in a process of its own and is killed when it exceeds its time.
+`SOMatcherBuilder` takes constraints; the core's loop polls it for grammars or failures. A failure
+is a value that ends one request, never an exception. `SOMatcher` is one sequence's state in its
+grammar. The compiler runs in a process of its own and is killed when it exceeds its time.
 Nothing is loaded or started before the first constraint.
 """
 
@@ -24,13 +24,14 @@ __all__ = ["INVALID", "TOO_COSTLY", "UNAVAILABLE", "Built", "SOMatcher", "SOMatc
 log = logging.getLogger(__name__)
 
 IDLE_S = 600.0
-"""After so long without a job the compiler's process goes; the next one starts it again."""
+"""Seconds without a job after which the compiler's process ends; the next job starts it again."""
 CACHED_BYTES = 256 << 20
+"""Limit of the serialized size of all cached grammars."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A constraint that is ready, or why it never will be."""
+    """The grammar of a request's constraint, or why it has none."""
 
     request_key: str
     grammar: Grammar | None
@@ -40,7 +41,7 @@ class Built:
 
     @property
     def num_bytes(self) -> int:
-        """What keeping it takes."""
+        """Bytes that caching it takes."""
         return self.grammar.num_bytes if self.grammar is not None else 0
 
 
@@ -49,11 +50,11 @@ class _Pending:
     digest: bytes
     constraint: Constraint
     keys: list[str] = field(default_factory=list)
-    """Requests that wait for it; without any, a compilation that has not begun is left out."""
+    """Requests that wait for it. If all are cancelled before it begins, it is skipped."""
 
 
 class SOMatcherBuilder:
-    """Compiles constraints in the background, once per digest; owned and polled by the loop."""
+    """Compiles constraints in the background, once per content; the core's loop polls it."""
 
     def __init__(
         self,
@@ -68,10 +69,10 @@ class SOMatcherBuilder:
 
         Args:
             setup: the model's vocabulary; read before the first compilation.
-            timeout_s: longest compilation.
-            cached: most outcomes to keep.
-            keep: the compiler's process stays, however long it is idle.
-            on_done: called on the thread whenever `pump` has something.
+            timeout_s: limit of one compilation.
+            cached: number of outcomes to cache.
+            keep: whether the compiler's process stays when it is idle.
+            on_done: called on the thread when `pump` has something.
         """
         self._setup = setup
         self._on_done = on_done
@@ -84,12 +85,12 @@ class SOMatcherBuilder:
         self._ready: list[Built] = []
         self._jobs: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[_Pending, Built | None]] = queue.SimpleQueue()
-        self._news = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="grammar", daemon=True)
+        self._done_event = threading.Event()
+        self._thread = threading.Thread(target=self._compile_jobs, name="grammar", daemon=True)
         self._thread.start()
 
     def submit(self, request_key: str, constraint: Constraint) -> None:
-        """Ask for a grammar; `pump` returns it later. Equal constraints share one compilation."""
+        """Request a grammar; `pump` returns it later. Equal constraints share one compilation."""
         digest = _digest(constraint)
         known = self._grammars.get(digest)
         if known is not None:
@@ -102,19 +103,19 @@ class SOMatcherBuilder:
             self._jobs.put(pending)
 
     def pump(self) -> list[Built]:
-        """What became ready since the last call; never blocks."""
-        self._news.clear()
+        """Return what became ready since the last call; never blocks."""
+        self._done_event.clear()
         while True:
             try:
                 pending, built = self._done.get_nowait()
             except queue.Empty:
                 break
-            if built is None and pending.keys:  # wanted again after it was left out
+            if built is None and pending.keys:  # requested again after it was skipped
                 self._jobs.put(pending)
                 continue
             del self._waiting[pending.digest]
             if built is not None:
-                self._keep(pending.digest, built)
+                self._cache(pending.digest, built)
                 self._ready += [
                     Built(key, built.grammar, built.problem, built.reason) for key in pending.keys
                 ]
@@ -122,12 +123,12 @@ class SOMatcherBuilder:
         return ready
 
     def wait(self, timeout_s: float) -> None:
-        """Until `pump` has something, or the timeout."""
+        """Wait until `pump` has something, or for the timeout."""
         if not self._ready:
-            self._news.wait(timeout_s)
+            self._done_event.wait(timeout_s)
 
     def cancel(self, request_key: str) -> None:
-        """Forget a request that waits; what is being compiled goes on for others and the cache."""
+        """Forget a request that waits; a running compilation continues for others and the cache."""
         for pending in self._waiting.values():
             if request_key in pending.keys:
                 pending.keys.remove(request_key)
@@ -144,16 +145,16 @@ class SOMatcherBuilder:
         self._compiler.close()
         self._thread.join(timeout=1)
 
-    def _keep(self, digest: bytes, built: Built) -> None:
+    def _cache(self, digest: bytes, built: Built) -> None:
         if built.reason == UNAVAILABLE:
-            return  # not the constraint's fault: the next request tries again
+            return  # the constraint is not the cause: the next request tries again
         self._grammars[digest] = built
         self._cached_bytes += built.num_bytes
         while len(self._grammars) > self._cached or self._cached_bytes > CACHED_BYTES:
             _, dropped = self._grammars.popitem(last=False)
             self._cached_bytes -= dropped.num_bytes
 
-    def _work(self) -> None:
+    def _compile_jobs(self) -> None:
         loader: GrammarLoader | None = None
         while True:
             try:
@@ -167,16 +168,16 @@ class SOMatcherBuilder:
             if pending.keys:
                 loader, built = self._build(loader, pending.constraint)
             self._done.put((pending, built))
-            self._news.set()
+            self._done_event.set()
             if self._on_done is not None:
                 self._on_done()
 
     def _build(
         self, loader: GrammarLoader | None, constraint: Constraint
     ) -> tuple[GrammarLoader | None, Built]:
-        """On the thread, whose edge this is: whatever fails in here must end one request only."""
+        """Compile on the thread; any exception must end one request only."""
         try:
-            self._compiler.prepare()  # it loads while this thread does
+            self._compiler.prepare()  # it loads its libraries while this thread loads them too
             loader = loader or GrammarLoader(self._setup)
             outcome = self._compiler.compile(constraint)
             if outcome.grammar is None or self._compiler.ready is None:

@@ -1,7 +1,7 @@
-"""Which structural tags hold: known formats with known members, and what stands inside them.
+"""Checks structural tags: known formats with known members, and the schemas and patterns inside.
 
-The compiler ignores members that it does not know and relaxes some that it does; a tag passes here
-only if all that it says is kept. Its tokens are looked up where the tokenizer is (`tag_format`).
+The compiler ignores members that it does not know and relaxes some others. A tag is accepted only
+if everything in it is enforced. Its tokens are looked up later, with the tokenizer (`tag_format`).
 """
 
 import json
@@ -38,11 +38,11 @@ def check_tag(text: str) -> Any:
 
 class _Member(NamedTuple):
     check: Callable[["_TagCheck", Any, str, int], None]
-    needed: bool = True
+    required: bool = True
 
 
 class _TagCheck:
-    """One walk over one tag; counts formats, so that its own cost is bounded."""
+    """Checks one tag; counts formats, so that the check itself is bounded."""
 
     def __init__(self) -> None:
         self._formats = 0
@@ -50,9 +50,9 @@ class _TagCheck:
 
     def run(self, tag: dict[str, Any]) -> None:
         if "structures" in tag:
-            self._members(tag, _OLDER, "", 0)
+            self._members(tag, _LEGACY_TAG, "", 0)
         else:
-            self._members(tag, _OUTER, "", 0)
+            self._members(tag, _TAG, "", 0)
 
     def format(self, node: Any, path: str, depth: int) -> None:
         self._formats += 1
@@ -67,17 +67,17 @@ class _TagCheck:
         _check_together(node, kind, path)
 
     def formats(self, nodes: Any, path: str, depth: int) -> None:
-        for index, node in enumerate(_listed(nodes, path)):
+        for index, node in enumerate(_non_empty_list(nodes, path)):
             self.format(node, f"{path}/{index}", depth + 1)
 
     def tags(self, nodes: Any, path: str, depth: int) -> None:
-        for index, node in enumerate(_listed(nodes, path)):
+        for index, node in enumerate(_non_empty_list(nodes, path)):
             if not isinstance(node, dict) or node.get("type") != "tag":
                 raise SchemaRefusedError(f"{path}/{index}/type", "must be tag")
             self.format(node, f"{path}/{index}", depth + 1)
 
     def structures(self, nodes: Any, path: str, depth: int) -> None:
-        for index, node in enumerate(_listed(nodes, path)):
+        for index, node in enumerate(_non_empty_list(nodes, path)):
             if not isinstance(node, dict):
                 raise SchemaRefusedError(f"{path}/{index}", "must be an object")
             self._members(node, _STRUCTURE, f"{path}/{index}", depth)
@@ -90,7 +90,7 @@ class _TagCheck:
 
     def pattern(self, node: Any, path: str, depth: int) -> None:
         problem = regex_problem(node)
-        if problem is None and not self._schemas.take_classes(node):
+        if problem is None and not self._schemas.count_classes(node):
             problem = f"more than {MAX_CLASSES} character classes in all patterns together"
         if problem is not None:
             raise SchemaRefusedError(path, problem)
@@ -104,8 +104,8 @@ class _TagCheck:
         for name, member in members.items():
             if name in node:
                 member.check(self, node[name], f"{path}/{name}", depth)
-            elif member.needed:
-                raise SchemaRefusedError(f"{path}/{name}", "is needed")
+            elif member.required:
+                raise SchemaRefusedError(f"{path}/{name}", "is required")
 
 
 def _check_together(node: dict[str, Any], kind: str, path: str) -> None:
@@ -126,12 +126,12 @@ def _check_begins(node: dict[str, Any], kind: str, path: str) -> None:
         if kind == "tags_with_separator":
             continue
         if not isinstance(tag["begin"], str):
-            raise SchemaRefusedError(where, "must be text; token_triggered_tags take tokens")
+            raise SchemaRefusedError(where, "must be text; use token_triggered_tags for tokens")
         if sum(tag["begin"].startswith(trigger) for trigger in triggers) != 1:
             raise SchemaRefusedError(where, "must begin with exactly one of the triggers")
 
 
-def _listed(nodes: Any, path: str) -> list[Any]:
+def _non_empty_list(nodes: Any, path: str) -> list[Any]:
     if not isinstance(nodes, list) or not nodes:
         raise SchemaRefusedError(path, "must be a list with at least one member")
     return nodes
@@ -142,14 +142,14 @@ def _text(_: _TagCheck, value: Any, path: str, __: int) -> None:
         raise SchemaRefusedError(path, "must be text")
 
 
-def _some_text(_: _TagCheck, value: Any, path: str, __: int) -> None:
+def _non_empty_text(_: _TagCheck, value: Any, path: str, __: int) -> None:
     if not isinstance(value, str) or not value:
         raise SchemaRefusedError(path, "must be text of at least one character")
 
 
 def _texts(walk: _TagCheck, value: Any, path: str, depth: int) -> None:
-    for index, text in enumerate(_listed(value, path)):
-        _some_text(walk, text, f"{path}/{index}", depth)
+    for index, text in enumerate(_non_empty_list(value, path)):
+        _non_empty_text(walk, text, f"{path}/{index}", depth)
 
 
 def _excluded(walk: _TagCheck, value: Any, path: str, depth: int) -> None:
@@ -180,8 +180,8 @@ def _count_or_null(most: int) -> Callable[[_TagCheck, Any, str, int], None]:
     return check
 
 
-def _only(fixed: Any) -> Callable[[_TagCheck, Any, str, int], None]:
-    """A member that other servers write out although it says nothing."""
+def _fixed(fixed: Any) -> Callable[[_TagCheck, Any, str, int], None]:
+    """Accept one value only: the default, which other servers write out."""
 
     def check(_: _TagCheck, value: Any, path: str, __: int) -> None:
         if value != fixed or type(value) is not type(fixed):
@@ -197,7 +197,7 @@ def _token(_: _TagCheck, value: Any, path: str, __: int) -> None:
 
 
 def _tokens(walk: _TagCheck, value: Any, path: str, depth: int) -> None:
-    for index, token in enumerate(_listed(value, path)):
+    for index, token in enumerate(_non_empty_list(value, path)):
         _token(walk, token, f"{path}/{index}", depth)
 
 
@@ -220,21 +220,24 @@ def _end(walk: _TagCheck, value: Any, path: str, depth: int) -> None:
 _Walk = _TagCheck
 _FORMAT = _Member(lambda walk, node, path, depth: walk.format(node, path, depth + 1))
 _FORMATS: Mapping[str, Mapping[str, _Member]] = {
-    "const_string": {"value": _Member(_some_text)},
+    "const_string": {"value": _Member(_non_empty_text)},
     "any_text": {
-        "excludes": _Member(_excluded, needed=False),
-        "max_tokens": _Member(_count_or_null(_MAX_INT), needed=False),
-        "max_chars": _Member(_only(None), needed=False),
+        "excludes": _Member(_excluded, required=False),
+        "max_tokens": _Member(_count_or_null(_MAX_INT), required=False),
+        "max_chars": _Member(_fixed(None), required=False),
     },
     "json_schema": {
         "json_schema": _Member(_Walk.schema),
-        "max_whitespace_cnt": _Member(_count_or_null(MAX_TAG_WHITESPACE), needed=False),
-        "style": _Member(_only("json"), needed=False),
-        "any_order": _Member(_only(False), needed=False),
-        "excludes": _Member(_only([]), needed=False),
+        "max_whitespace_cnt": _Member(_count_or_null(MAX_TAG_WHITESPACE), required=False),
+        "style": _Member(_fixed("json"), required=False),
+        "any_order": _Member(_fixed(False), required=False),
+        "excludes": _Member(_fixed([]), required=False),
     },
     "regex": {"pattern": _Member(_Walk.pattern)},
-    "grammar": {"grammar": _Member(_some_text), "syntax": _Member(_only("ebnf"), needed=False)},
+    "grammar": {
+        "grammar": _Member(_non_empty_text),
+        "syntax": _Member(_fixed("ebnf"), required=False),
+    },
     "token": {"token": _Member(_token)},
     "sequence": {"elements": _Member(_Walk.formats)},
     "or": {"elements": _Member(_Walk.formats)},
@@ -250,28 +253,28 @@ _FORMATS: Mapping[str, Mapping[str, _Member]] = {
     "tags_with_separator": {
         "tags": _Member(_Walk.tags),
         "separator": _Member(_text),
-        "at_least_one": _Member(_flag, needed=False),
-        "stop_after_first": _Member(_flag, needed=False),
+        "at_least_one": _Member(_flag, required=False),
+        "stop_after_first": _Member(_flag, required=False),
     },
     "triggered_tags": {
         "triggers": _Member(_texts),
         "tags": _Member(_Walk.tags),
-        "at_least_one": _Member(_flag, needed=False),
-        "stop_after_first": _Member(_flag, needed=False),
-        "excludes": _Member(_excluded, needed=False),
+        "at_least_one": _Member(_flag, required=False),
+        "stop_after_first": _Member(_flag, required=False),
+        "excludes": _Member(_excluded, required=False),
     },
     "token_triggered_tags": {
         "trigger_tokens": _Member(_tokens),
         "tags": _Member(_Walk.tags),
-        "exclude_tokens": _Member(_only([]), needed=False),
-        "at_least_one": _Member(_flag, needed=False),
-        "stop_after_first": _Member(_flag, needed=False),
+        "exclude_tokens": _Member(_fixed([]), required=False),
+        "at_least_one": _Member(_flag, required=False),
+        "stop_after_first": _Member(_flag, required=False),
     },
 }
-_OUTER = {"format": _FORMAT}
-_OLDER = {"structures": _Member(_Walk.structures), "triggers": _Member(_texts)}
+_TAG = {"format": _FORMAT}
+_LEGACY_TAG = {"structures": _Member(_Walk.structures), "triggers": _Member(_texts)}
 _STRUCTURE = {
-    "begin": _Member(_some_text),
+    "begin": _Member(_non_empty_text),
     "schema": _Member(_Walk.schema),
     "end": _Member(_text),
 }

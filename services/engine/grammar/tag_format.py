@@ -1,4 +1,4 @@
-"""A checked structural tag as the compiler wants it: tokens by id, white space capped."""
+"""Converts a checked structural tag for the compiler: tokens by id, white space limited."""
 
 import json
 from collections.abc import Callable, Collection
@@ -13,17 +13,18 @@ def compiler_tag(
     end_ids: Collection[int],
     json_format: Callable[[Any, int | None], dict[str, Any]],
 ) -> str:
-    """The tag with ids for the names of tokens and each schema in the compiler's form.
+    """Replace token names by ids and convert each schema to the compiler's form.
 
     Args:
-        text: what `tag_check.check_tag` has passed.
-        id_of: the id of a token by its name.
-        vocab_size: ids are below it.
-        end_ids: tokens that end an answer; none can stand inside one.
-        json_format: the format of a schema, given it and the wanted cap of blanks in a row.
+        text: a tag that `tag_check.check_tag` accepts.
+        id_of: returns the id of a token by its name, or None.
+        vocab_size: token ids are below it.
+        end_ids: tokens that end an answer; they cannot occur inside one.
+        json_format: returns the format of a schema, given the schema and the requested limit of
+            white space in a row.
 
     Raises:
-        ValueError: naming a token that cannot be used.
+        ValueError: a token cannot be used; the message names it.
     """
 
     def token(named: Any) -> int:
@@ -31,7 +32,7 @@ def compiler_tag(
         if token_id is None or not 0 <= token_id < vocab_size:
             raise ValueError(f"the model has no token {named!r}")
         if token_id in end_ids:
-            raise ValueError(f"token {named!r} ends an answer and cannot stand inside one")
+            raise ValueError(f"token {named!r} ends an answer and cannot occur inside one")
         return int(token_id)
 
     def converted(node: Any) -> Any:
@@ -50,10 +51,10 @@ def compiler_tag(
         return members
 
     tag = json.loads(text)
-    return json.dumps(converted(_in_today_s_form(tag)))
+    return json.dumps(converted(_current_form(tag)))
 
 
-def _in_today_s_form(tag: dict[str, Any]) -> dict[str, Any]:
+def _current_form(tag: dict[str, Any]) -> dict[str, Any]:
     if "structures" not in tag:
         return tag
     tags = [

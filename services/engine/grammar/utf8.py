@@ -1,7 +1,7 @@
-"""Which tokens would break UTF-8: grammars count characters, and some take bytes that are none.
+"""Finds tokens that would make the answer invalid UTF-8.
 
-The compiler's classes hold the surrogates (ED A0 80 …) and, in patterns, longer spellings than
-needed (E0 80 80 …). A reader gets replacement characters for them, perhaps more than `maxLength`.
+The compiler's character classes include surrogates (ED A0 80 …) and, in patterns, overlong
+encodings (E0 80 80 …). A client would get replacement characters, possibly more than `maxLength`.
 """
 
 import re
@@ -17,12 +17,12 @@ _BROKEN = re.compile(rb"\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]|\xf4[\x9
 
 
 def broken_tokens(vocabulary: Sequence[bytes]) -> list[int]:
-    """Ids of tokens that are no part of any text."""
+    """Ids of tokens that contain bytes of no valid UTF-8."""
     return [i for i, word in enumerate(vocabulary) if _BROKEN.search(word)]
 
 
 def pending_tokens(vocabulary: Sequence[bytes]) -> dict[int, list[int]]:
-    """For each first byte that not every second one may follow, the ids of tokens ending in it."""
+    """By lead byte that restricts the next byte: ids of the tokens that end in it."""
     ends: dict[int, list[int]] = {lead: [] for lead in _BAD_SECOND}
     for token_id, word in enumerate(vocabulary):
         if word and word[-1] in ends:
@@ -31,7 +31,7 @@ def pending_tokens(vocabulary: Sequence[bytes]) -> dict[int, list[int]]:
 
 
 def breaking_tokens(vocabulary: Sequence[bytes]) -> dict[int, list[int]]:
-    """For each such byte, the ids of tokens that begin with a second one that may not follow."""
+    """By the same lead byte: ids of the tokens that begin with a byte that must not follow it."""
     begins: dict[int, list[int]] = {lead: [] for lead in _BAD_SECOND}
     for token_id, word in enumerate(vocabulary):
         if word and 0x80 <= word[0] < 0xC0:

@@ -1,4 +1,4 @@
-"""Frames between an engine and its grammar compiler."""
+"""The messages between an engine and its grammar compiler, and their framing."""
 
 import struct
 from typing import IO, TypeVar
@@ -14,32 +14,34 @@ UNAVAILABLE = "COMPILER_UNAVAILABLE"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What grammars are compiled for; answered by `Ready`."""
+    """The vocabulary and limits to compile for; the compiler answers with `Ready`."""
 
     model: str
-    """Path or known name; empty: a token per byte."""
+    """Path or known name of the model; empty: one token per byte."""
     vocab_size: int
     """Width of the logits."""
     eos_token_ids: list[int]
-    """All tokens that may end a complete answer."""
+    """All tokens that can end a complete answer."""
     memory_bytes: int
-    """What one compilation may take beyond the idle process."""
+    """Memory that one compilation may take in addition to the idle process."""
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The compiler takes jobs."""
+    """The compiler is ready for jobs."""
 
     vocabulary: list[bytes]
-    """The bytes of each id; none for one that is never part of a text."""
+    """The bytes of each token id; empty for a token that is never part of the text."""
     broken: list[int] = []
-    """Ids whose bytes no UTF-8 has; see `utf8`."""
+    """Ids with bytes of no valid UTF-8; see `utf8.broken_tokens`."""
     pending: dict[int, list[int]] = {}
-    """By its last byte, ids that leave a character begun which not every byte can go on with."""
+    """By lead byte, ids of the tokens that end in it; see `utf8.pending_tokens`."""
     breaking: dict[int, list[int]] = {}
-    """By the same byte, ids that cannot come next."""
+    """By lead byte, ids of the tokens that must not follow; see `utf8.breaking_tokens`."""
 
 
 class Job(msgspec.Struct, frozen=True):
+    """One constraint to compile."""
+
     number: int
     kind: str
     text: str
@@ -47,7 +49,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`grammar` (serialised) or `problem`."""
+    """The result of a job: a serialized `grammar`, or a `problem`."""
 
     number: int
     grammar: str | None = None
@@ -64,7 +66,7 @@ def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:
 
 
 def read_frame(stream: IO[bytes], kind: type[T]) -> T | None:
-    """Read one frame; None at the end of the stream, also in the middle of a frame."""
+    """Read one frame; None at the end of the stream, even within a frame."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None

@@ -45,11 +45,11 @@ def refusal(text: str, check=check_schema) -> SchemaRefusedError:
         ),
     ],
 )
-def test_what_needs_itself_without_end_is_refused_by_its_path(schema, path):
+def test_a_schema_without_a_finite_value_is_refused_by_its_path(schema, path):
     error = refusal(json.dumps(schema))
     assert (error.path, error.problem) == (
         path,
-        "no finite value satisfies it: it needs itself inside",
+        "no finite value satisfies it: every value must contain another one",
     )
 
 

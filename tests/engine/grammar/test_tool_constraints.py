@@ -77,7 +77,7 @@ class Model:
     def go_on(self, most=3000):
         """Up to the end, which it prefers."""
         for _ in range(most):
-            if self._matcher.spent:
+            if self._matcher.must_end:
                 return
             allowed = sorted(i for i in self._allowed(self._matcher) if i <= END)
             if END in allowed:
@@ -107,7 +107,7 @@ def model(wait_for, allowed_ids):
     return make
 
 
-def said(plan, text):
+def read_answer(plan, text):
     """Name and arguments of each call, the reasoning and the text of an answer."""
     parser = plan.parsing.make_call_parser()
     calls, rest, reasoning = [], "", ""
@@ -134,7 +134,7 @@ def test_required_and_named(model, name):
     ):
         writer, plan = model(profile, request(mode, named), seed)
         writer.go_on()
-        calls, _, rest = said(plan, writer.text)
+        calls, _, rest = read_answer(plan, writer.text)
         assert calls, writer.text
         assert not rest
         for called, arguments in calls:
@@ -148,7 +148,7 @@ def test_not_strict_leaves_any_object(model):
     writer, plan = model(PROFILES["hermes"], asked)
     writer.write('<tool_call>\n{"name": "switch", "arguments": {"x": [1, null]}}\n</tool_call>')
     writer.go_on()
-    assert said(plan, writer.text)[0] == [["switch", '{"x": [1, null]}']]
+    assert read_answer(plan, writer.text)[0] == [["switch", '{"x": [1, null]}']]
 
 
 BEGINNINGS = {
@@ -165,7 +165,7 @@ def test_strict_among_free_text(model, name):
     writer, plan = model(PROFILES[name], asked)
     writer.write("Well, now.")
     writer.go_on()
-    assert said(plan, writer.text) == ([], "", "Well, now.")
+    assert read_answer(plan, writer.text) == ([], "", "Well, now.")
     if name == "llama3":
         writer, plan = model(PROFILES[name], asked)
     if name in BEGINNINGS:
@@ -173,7 +173,7 @@ def test_strict_among_free_text(model, name):
     else:
         writer.draw(257)
     writer.go_on()
-    calls, _, rest = said(plan, writer.text)
+    calls, _, rest = read_answer(plan, writer.text)
     assert calls, writer.text
     assert rest == ("" if name == "llama3" else "Well, now.")
     for called, arguments in calls:
@@ -189,7 +189,7 @@ def test_a_call_after_reasoning(model, rendered):
     if not rendered.endswith("</think>\n"):
         writer.write("I <b> {think}.</think>\n\n")
     writer.go_on()
-    calls, reasoning, rest = said(plan, writer.text)
+    calls, reasoning, rest = read_answer(plan, writer.text)
     assert (len(calls), rest) == (1, "")
     assert reasoning == ("" if rendered.endswith("</think>\n") else "I <b> {think}.")
 
@@ -200,11 +200,11 @@ def test_an_answer_in_a_form_or_calls(model):
     writer, plan = model(PROFILES["hermes"], asked)
     writer.write('{"a"')
     writer.go_on()
-    jsonschema.validate(json.loads(said(plan, writer.text)[2]), wanted)
+    jsonschema.validate(json.loads(read_answer(plan, writer.text)[2]), wanted)
     writer, plan = model(PROFILES["hermes"], asked)
     writer.write("<tool_call>")
     writer.go_on()
-    assert said(plan, writer.text)[0]
+    assert read_answer(plan, writer.text)[0]
 
 
 def test_what_cannot_be_enforced_names_its_tool():
@@ -215,12 +215,12 @@ def test_what_cannot_be_enforced_names_its_tool():
         plan = planned(ChatProfile("hermes", "think"), asked, rendered)
         with pytest.raises(InvalidArgumentError) as caught:
             check_constraint(Constraint("structural_tag", plan.constraint.structural_tag))
-        told = plan.name_callers_field(caught.value)
-        assert told.violations[0].field == "chat.tools[2].parameters"
-        assert told.message.startswith("chat.tools[2].parameters: /properties/n/multipleOf")
+        error = plan.name_callers_field(caught.value)
+        assert error.violations[0].field == "chat.tools[2].parameters"
+        assert error.message.startswith("chat.tools[2].parameters: /properties/n/multipleOf")
     own = pb.Constraint(json_schema=json.dumps(bad))
     plan = planned(ChatProfile("hermes", "think"), request(pb.ToolChoice.MODE_NONE, constraint=own))
     with pytest.raises(InvalidArgumentError) as caught:
         check_constraint(Constraint("structural_tag", plan.constraint.structural_tag))
-    told = plan.name_callers_field(caught.value)
-    assert told.message.startswith("constraint.json_schema: /properties/n/multipleOf")
+    error = plan.name_callers_field(caught.value)
+    assert error.message.startswith("constraint.json_schema: /properties/n/multipleOf")

@@ -26,14 +26,6 @@ def test_after_each_first_byte_only_second_ones_of_a_character(wait_for, allowed
         assert matcher.replay([*start, first])
         expected = {second for second in range(0x80, 0xC0) if whole(first, second)}
         assert allowed_ids(matcher) & set(range(0x80, 0xC0)) == expected, hex(first)
-        matcher.rollback(1)
-        assert allowed_ids(matcher) == allowed_ids(fresh(built, start))
-
-
-def fresh(built, start):
-    matcher = built.grammar.matcher()
-    assert matcher.replay(list(start))
-    return matcher
 
 
 def test_tokens_of_several_bytes_are_seen_by_their_ends_and_middles():
