@@ -5,10 +5,10 @@ request.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from services.common.errors import UnimplementedError, Violation
 from services.engine.contract.sampling_params import Constraint
+from services.engine.core.failures import CONSTRAINT_VIOLATED, Failure
 from services.engine.grammar.structured_output import (
     TOO_COSTLY,
     UNAVAILABLE,
@@ -17,21 +17,6 @@ from services.engine.grammar.structured_output import (
 )
 from services.engine.scheduling.sequence import Request, Sequence
 
-
-class Failure(NamedTuple):
-    """Why a request fails: the fields of `RequestFailure` after the key."""
-
-    code: str
-    reason: str
-    message: str
-    field: str | None = None
-
-
-_REFUSED = Failure(
-    "FAILED_PRECONDITION",
-    "CONSTRAINT_UNSATISFIABLE",
-    "the answer so far does not match the request's constraint",
-)
 _SLOW = Failure(
     "FAILED_PRECONDITION",
     TOO_COSTLY,
@@ -125,7 +110,7 @@ class Constraints:
             matcher = built.grammar.matcher()
             # The grammar must have read the tokens that another engine generated.
             if not matcher.replay(seq.tokens[seq.num_prompt :]):
-                return request, _REFUSED
+                return request, CONSTRAINT_VIOLATED
             seq.attach(matcher)
         return request, None
 
@@ -136,7 +121,7 @@ def advance(seq: Sequence, token_id: int) -> Failure | None:
     if matcher is None:
         return None
     if not matcher.accept(token_id):
-        return _REFUSED
+        return CONSTRAINT_VIOLATED
     return _SLOW if matcher.slow else None
 
 

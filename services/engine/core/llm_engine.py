@@ -23,10 +23,12 @@ from services.engine.contract.messages import (
     Verb,
 )
 from services.engine.contract.runner import ExpertPlacement, RunnerInfo, SampledToken
-from services.engine.core.constraints import Constraints, Failure, advance
-from services.engine.core.deadlines import Deadlines, check_deadline
+from services.engine.core.constraints import Constraints, advance
+from services.engine.core.deadlines import check_deadline
 from services.engine.core.endings import Ending, ending_after
 from services.engine.core.expert_control import ExpertControl, PlacementNews
+from services.engine.core.failures import DEADLINE_PASSED, NO_TOKEN_LEFT, NOT_FINITE, Failure
+from services.engine.core.open_requests import OpenRequests
 from services.engine.core.request_checks import Limits, request_from
 from services.engine.core.step_result import StepResult, keep_prompt_logprobs, refusal_failure
 from services.engine.core.timing import RoundTimer
@@ -36,16 +38,6 @@ from services.engine.scheduling.kv_cache import CacheEngine, KVCacheManager
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.scheduler_outputs import SchedulerOutputs
 from services.engine.scheduling.sequence import Request, Sequence, SequenceStatus
-
-_DEADLINE = Failure(
-    "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "the deadline passed before the answer was complete"
-)
-_NAN = Failure("DATA_LOSS", "NAN_LOGITS", "the model produced values that are not finite")
-_NO_TOKEN = Failure(
-    "FAILED_PRECONDITION",
-    "CONSTRAINT_UNSATISFIABLE",
-    "the request's masks and constraints leave no token to sample",
-)
 
 
 class LLMEngine:
@@ -83,10 +75,7 @@ class LLMEngine:
         self._max_waiting = config.max_waiting
         self._now_ns = now_ns
         self._timer = RoundTimer(self._now_s, sample_tokens=config.max_num_batched_tokens // 2)
-        self._requests: dict[str, Request] = {}
-        self._deadlines = Deadlines()
-        self._num_waiting = 0
-        self._num_open = 0
+        self._requests = OpenRequests()
         self._arrivals = itertools.count()
         self._seq_ids = itertools.count()
         self._result = StepResult()
@@ -130,8 +119,8 @@ class LLMEngine:
 
     def _housekeep(self) -> None:
         """Fail requests past their deadline, take grammars that are built, advance placements."""
-        for request in self._deadlines.passed(self._now_s()):
-            self._fail(request, _DEADLINE)
+        for request in self._requests.expired(self._now_s()):
+            self._fail(request, DEADLINE_PASSED)
         for request, failure in self._constraints.poll():
             if failure is None:
                 self._end_resumed(request)
@@ -144,8 +133,7 @@ class LLMEngine:
         for admission in plan.admissions:
             request = admission.seq.request
             if not request.admitted:
-                request.admit(admission.num_cached_tokens)
-                self._num_waiting -= 1
+                self._requests.admit(request, admission.num_cached_tokens)
                 self._timer.observe_admission()
                 self._mark(request, "admit", cached_tokens=admission.num_cached_tokens)
         for preemption in plan.preemptions:
@@ -171,7 +159,8 @@ class LLMEngine:
             self.scheduler.clear_cache()
         else:
             self._register(plan)
-        refused = dict.fromkeys(output.empty_rows, _NO_TOKEN) | dict.fromkeys(output.nan_rows, _NAN)
+        refused = dict.fromkeys(output.empty_rows, NO_TOKEN_LEFT)
+        refused |= dict.fromkeys(output.nan_rows, NOT_FINITE)
         for row, index in enumerate(plan.sampled):
             seq = plan.seqs[index]
             if seq.finished:
@@ -218,17 +207,9 @@ class LLMEngine:
         request = request_from(message, self._limits, next(self._arrivals), self._seq_ids)
         self._constraints.check_served(request)
         self._check_queue()
-        check_deadline(
-            request,
-            self._now_s(),
-            self._timer.best_prefill_tokens_per_s,
-            self.scheduler,
-            self._blocks,
-        )
-        self._requests[request.key] = request
-        self._num_waiting += 1
-        self._num_open += 1
-        self._deadlines.watch(request, self._num_open)
+        rate = self._timer.best_prefill_tokens_per_s
+        check_deadline(request, self._now_s(), rate, self.scheduler, self._blocks)
+        self._requests.add(request)
         self._mark(request, "enqueue", prompt_tokens=len(request.prompt))
         for seq in request.choices:
             self.scheduler.add(seq)
@@ -250,8 +231,8 @@ class LLMEngine:
 
         Returns whether anything was open.
         """
-        request = self._requests.get(request_key)
-        if request is None or request.open_choices == 0:
+        request = self._requests.find_open(request_key)
+        if request is None:
             return False
         self._end(request, SequenceStatus.FINISHED_ABORTED, choice)
         # E.g. the end of a choice that is complete with another engine's tokens.
@@ -280,14 +261,13 @@ class LLMEngine:
         self._constraints.wait(timeout_s)
 
     def _check_queue(self) -> None:
-        if self._num_waiting >= self._max_waiting + self.scheduler.free_slots:
+        waiting = self._requests.num_waiting
+        if waiting >= self._max_waiting + self.scheduler.free_slots:
             raise ResourceExhaustedError(
-                f"the queue is full: {self._num_waiting} requests wait",
+                f"the queue is full: {waiting} requests wait",
                 reason="QUEUE_FULL",
-                # A place in the queue is free once half of it has drained.
-                retry_after_s=retry_after_s(
-                    self._num_waiting / 2, self._timer.drain_requests_per_s
-                ),
+                # Retry once half of the queue has drained.
+                retry_after_s=retry_after_s(waiting / 2, self._timer.drain_requests_per_s),
             )
 
     def _end_resumed(self, request: Request) -> None:
@@ -322,12 +302,10 @@ class LLMEngine:
 
     def _close_request(self, request: Request) -> None:
         self._constraints.drop(request)
-        self._num_open -= 1
-        if not request.admitted:
-            self._num_waiting -= 1
+        self._requests.close(request)
 
     def _release(self, request: Request) -> None:
-        del self._requests[request.key]
+        self._requests.release(request)
         self._mark(request, "release")
 
     def _mark(self, request: Request, verb: Verb, **fields: Any) -> None:
@@ -366,8 +344,8 @@ class LLMEngine:
         """How busy the engine is."""
         timer = self._timer
         return Load(
-            waiting_requests=self._num_waiting,
-            running_requests=self._num_open - self._num_waiting,
+            waiting_requests=self._requests.num_waiting,
+            running_requests=self._requests.num_running,
             uncached_tokens_queued=self.scheduler.uncached_tokens_queued(),
             held_blocks=self._blocks.blocks.num_held,
             total_blocks=self.memory.num_blocks,
@@ -388,33 +366,21 @@ class LLMEngine:
         """Load a placement of experts and use it; replaces one that is still being loaded."""
         self._experts.want(placement)
 
-    @property
-    def placement_version(self) -> int:
-        """Version of the placement in use; 0 is the initial one."""
-        return self._experts.version
-
-    @property
-    def placement_pending(self) -> bool:
-        """Whether a placement is being loaded."""
-        return self._experts.pending
-
-    @property
-    def has_placement_news(self) -> bool:
-        """Whether `take_placement_news` has something that was not returned before."""
-        return self._experts.has_news
-
     def take_placement_news(self) -> PlacementNews:
         """The state of the placement, for the next report."""
         return self._experts.take_news()
 
-    def advance_idle(self) -> None:
-        """While no rounds run: check the runner and load a pending placement.
+    def advance_idle(self) -> bool:
+        """While no rounds run: check the runner and go on loading a placement.
+
+        Returns whether the placement has changed since the last `take_placement_news`.
 
         Raises:
             RunnerFailedError: a part of the runner has failed.
         """
         self.worker.check()
         self._experts.advance()
+        return self._experts.has_news
 
     def check_integrity(self) -> None:
         """Check all bookkeeping.
@@ -423,12 +389,7 @@ class LLMEngine:
             AssertionError: naming what does not agree.
         """
         self.scheduler.check_integrity()
-        open_requests = [r for r in self._requests.values() if r.open_choices]
-        assert len(open_requests) == self._num_open, "open requests are miscounted"
-        waiting = sum(not r.admitted for r in open_requests)
-        assert waiting == self._num_waiting, "waiting requests are miscounted"
-        for request in self._requests.values():
-            assert request.unreleased_choices > 0, f"{request.key} was released but is kept"
+        self._requests.check_integrity()
 
     def close(self) -> None:
         """End the worker and the grammar compiler; idempotent."""

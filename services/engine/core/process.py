@@ -140,8 +140,7 @@ class _Loop:
         engine = self._engine
         if engine.has_unfinished_requests():
             return
-        engine.advance_idle()
-        if engine.has_placement_news:
+        if engine.advance_idle():
             self._link.send([self._report(StepResult(), None)])
 
     def _run_round(self) -> None:

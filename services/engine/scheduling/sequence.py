@@ -26,7 +26,7 @@ class Matcher(Protocol):
         """int32 words, one bit per token id that is allowed next; None if all are."""
 
     @property
-    def spent(self) -> bool:
+    def must_end(self) -> bool:
         """Whether the text is complete: only the end can follow."""
 
     @property
