@@ -1,7 +1,11 @@
-"""The fleet's face: public gRPC and OpenAI-compatible HTTP.
+"""The gateway: the public face of the fleet, over gRPC and OpenAI-compatible HTTP.
 
-door.py       from a caller's request to the one inside the fleet (enqueue at the door)
-exchange.py   one request from arrival to end; both faces go through it
-balancers.py  the stream to and from a balancer, as raw bytes
-servicer.py   gRPC face        openai/   HTTP face
+service.py     puts the parts together; config.py: the options
+servicer.py    gRPC face        openai/   HTTP face
+request/       one request from arrival to end, for both faces
+callers/       API keys, quotas, usage records, audit log
+models/        names, revisions, tokenizers and chat templates
+answers/       splits answers into content, reasoning and tool calls
+balancers.py   opens streams at balancers; upstream.py: one open stream
+metrics.py     the span and the metrics of a request
 """

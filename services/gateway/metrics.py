@@ -1,4 +1,4 @@
-"""What a gateway tells of each request: one span from arrival to end, and the metrics."""
+"""The span and the metrics of each request, from arrival to end."""
 
 import time
 from dataclasses import dataclass
@@ -12,13 +12,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import CancelledError, FleetError, InternalError
 from services.common.service import telemetry
+from services.gateway.message_tags import DELTA_TAG
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 
 
-class Metrics:
-    """The gateway's series; names are OpenTelemetry's GenAI ones in Prometheus' spelling."""
+class GatewayMetrics:
+    """The gateway's series; names follow OpenTelemetry's GenAI conventions."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("gen_ai_operation_name", "gen_ai_request_model")
@@ -55,24 +56,28 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a request that has ended."""
+class RequestOutcome:
+    """How a request ended."""
 
     operation: str
+    """"chat" or "text_completion"."""
     arrived_s: float
     """Seconds since 1970."""
     took_s: float
     status: str
+    """Name of the gRPC status."""
     reason: str
+    """Of the error; "" without one."""
     summary: inference_pb2.Summary | None
+    """None if the stream did not complete."""
 
 
 class Observation:
-    """One request as the span and the metrics see it; `end` is idempotent."""
+    """Records one request in a span and in the metrics; `end` is idempotent."""
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         tracer: trace.Tracer,
         request: inference_pb2.GenerateRequest,
         *,
@@ -88,23 +93,21 @@ class Observation:
         self._started_s = time.monotonic()
         self._first_token_s: float | None = None
         self._summary: inference_pb2.Summary | None = None
-        self.revision = ""
-        """Of the engine that answered; "" before it has."""
-        self._took_s = 0.0
-        self._status, self._reason = "", ""
-        self._reasons: list[str] = []
-        self._ended = False
-        asked = request.model[:128]
+        self.revision: str | None = None
+        """Of the engine that answered; None before its first message."""
+        self._finish_reasons: list[str] = []
+        self._outcome: RequestOutcome | None = None
+        model = request.model[:128]
         self.span = tracer.start_span(
-            f"{self._operation} {asked}",
+            f"{self._operation} {model}",
             context=parent,
             kind=SpanKind.SERVER,
             attributes={
                 "gen_ai.operation.name": self._operation,
                 "gen_ai.provider.name": "inferfleet",
-                "gen_ai.request.model": asked,
+                "gen_ai.request.model": model,
                 "inferfleet.request_id": request_id,
-                **_asked_of(request),
+                **_request_attributes(request),
             },
         )
         self.context = trace.set_span_in_context(self.span, Context())
@@ -113,70 +116,72 @@ class Observation:
 
     @property
     def complete(self) -> bool:
-        """Whether the stream came to its proper end."""
+        """Whether the stream has delivered its Summary."""
         return self._summary is not None
 
     @property
-    def facts(self) -> Facts:
-        """Only once it has ended."""
-        return Facts(
-            operation=self._operation,
-            arrived_s=self._arrived_s,
-            took_s=self._took_s,
-            status=self._status,
-            reason=self._reason,
-            summary=self._summary,
-        )
+    def outcome(self) -> RequestOutcome:
+        """How the request ended; only after `end`."""
+        assert self._outcome is not None, "the request has not ended"
+        return self._outcome
 
-    def known_model(self, name: str) -> None:
-        """The model exists: only now may it label a series."""
+    def set_model(self, name: str) -> None:
+        """Label the series with the model, once it is known to exist."""
         self._model = name
         self.span.set_attribute("gen_ai.response.model", name)
 
-    def saw(self, raw: bytes) -> None:
-        """A message passed by; deltas after the first cost a comparison, the rest is parsed."""
-        if raw[:1] == b"\x12":
+    def record(self, raw: bytes) -> None:
+        """Record a message on its way to the caller; deltas are not parsed."""
+        if raw[:1] == DELTA_TAG:
             if self._first_token_s is None:
-                self._first_token_s = time.monotonic()
-                self.span.add_event("first_token")
-                self._metrics.ttft.labels(self._operation, self._model).observe(
-                    self._first_token_s - self._started_s
-                )
+                self._record_first_token()
             return
         message = inference_pb2.GenerateResponse.FromString(raw)
         if message.HasField("started"):
             self.revision = message.started.model_revision
         elif message.HasField("finished"):
-            self._reasons.append(reason_name(message.finished.reason))
+            self._finish_reasons.append(reason_name(message.finished.reason))
         elif message.HasField("summary"):
             self._summary = message.summary
             self.span.set_attribute("inferfleet.engine_id", message.summary.engine_id)
             self.span.set_attribute("inferfleet.continuations", message.summary.continuations)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The request is over; what it ended with decides the span's status."""
-        if self._ended:
+        """End the span and count the request; the error decides its status."""
+        if self._outcome is not None:
             return
-        self._ended = True
         now = time.monotonic()
-        code = self._status = _code_of(error)
-        self._reason = getattr(error, "reason", "") if error is not None else ""
-        self._took_s = now - self._started_s
+        code = _status_name(error)
+        self._outcome = RequestOutcome(
+            operation=self._operation,
+            arrived_s=self._arrived_s,
+            took_s=now - self._started_s,
+            status=code,
+            reason=getattr(error, "reason", "") if error is not None else "",
+            summary=self._summary,
+        )
         self._metrics.in_flight.labels(self._face).dec()
         self._metrics.requests.labels(self._face, code).inc()
         self._metrics.duration.labels(
             self._operation, self._model, "" if code == "OK" else code
-        ).observe(self._took_s)
-        self._tell_usage(now)
+        ).observe(self._outcome.took_s)
+        self._record_usage(now)
         if error is not None:
             self.span.set_attribute("error.type", getattr(error, "reason", code))
             self.span.set_status(Status(StatusCode.ERROR, str(error)[:256] or code))
         self.span.end()
 
-    def _tell_usage(self, now: float) -> None:
+    def _record_first_token(self) -> None:
+        self._first_token_s = time.monotonic()
+        self.span.add_event("first_token")
+        self._metrics.ttft.labels(self._operation, self._model).observe(
+            self._first_token_s - self._started_s
+        )
+
+    def _record_usage(self, now: float) -> None:
         usage = self._summary.usage if self._summary is not None else None
-        if self._reasons:
-            self.span.set_attribute("gen_ai.response.finish_reasons", self._reasons)
+        if self._finish_reasons:
+            self.span.set_attribute("gen_ai.response.finish_reasons", self._finish_reasons)
         if usage is None:
             return
         self.span.set_attributes(
@@ -192,14 +197,14 @@ class Observation:
 
 
 def reason_name(reason: inference_pb2.FinishReason) -> str:
-    """EOS, MAX_TOKENS, …; UNSPECIFIED for a number this build does not know."""
+    """EOS, MAX_TOKENS, …; UNSPECIFIED for a number that is not in this build's proto."""
     try:
         return inference_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_")
     except ValueError:
         return "UNSPECIFIED"
 
 
-def _code_of(error: BaseException | None) -> str:
+def _status_name(error: BaseException | None) -> str:
     if error is None:
         return "OK"
     if isinstance(error, FleetError):
@@ -207,8 +212,8 @@ def _code_of(error: BaseException | None) -> str:
     return InternalError.code.name if isinstance(error, Exception) else CancelledError.code.name
 
 
-def _asked_of(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
+def _request_attributes(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
     for name, source, key in (
         ("gen_ai.request.temperature", request.sampling, "temperature"),
         ("gen_ai.request.top_p", request.sampling, "top_p"),
@@ -217,5 +222,5 @@ def _asked_of(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
         ("gen_ai.request.max_tokens", request.stop, "max_tokens"),
     ):
         if source.HasField(key):
-            asked[name] = getattr(source, key)
-    return asked
+            attributes[name] = getattr(source, key)
+    return attributes

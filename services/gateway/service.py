@@ -1,136 +1,88 @@
-"""The gateway's parts put together, started, drained and stopped."""
+"""Puts the gateway's parts together: starts, drains and stops them."""
 
-import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
-from opentelemetry.sdk.trace.export import SpanExporter
 from prometheus_client import CollectorRegistry
 
 from services.common import rpc
 from services.common.config.settings import ConfigError
-from services.common.etcd.config import connect
-from services.common.etcd.model_alias import MODELS_PREFIX
-from services.common.etcd.registry import BALANCERS_PREFIX, ENGINES_PREFIX, RegistryView
-from services.common.service import lifecycle, telemetry
+from services.common.etcd.registry import RegistryView
+from services.common.service import lifecycle
+from services.common.service.advertise import advertised_address
+from services.common.service.background import Background
 from services.common.service.metrics import MetricsServer
+from services.common.service.telemetry import Telemetry
 from services.gateway.balancers import Balancers
 from services.gateway.callers.access import Access
+from services.gateway.callers.records.audit import Audit
 from services.gateway.callers.tenants import Tenants
-from services.gateway.callers.usage_recorder import Books
+from services.gateway.callers.usage_recorder import UsageRecorder
 from services.gateway.config import GatewayConfig
-from services.gateway.metrics import Metrics
-from services.gateway.models.catalog import Catalog, addresses_of
-from services.gateway.models.static_engines import StaticEngines
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.models.catalog import Catalog
+from services.gateway.models.fleet_registry import FleetRegistry
 from services.gateway.models.text_store import TextStore
 from services.gateway.openai.app import make_app
 from services.gateway.openai.http_server import HttpServer
-from services.gateway.request.admission import Door
-from services.gateway.request.exchange import Rooms
+from services.gateway.request.admission import RequestAdmission
+from services.gateway.request.dependencies import Dependencies
 from services.gateway.request.in_flight import InFlight
 from services.gateway.servicer import SERVICE, InferenceServicer
 
 log = logging.getLogger(__name__)
 
-FIRST_LISTING_S = 5.0
-# How long streams that are cut have to take their status.
-LAST_WORDS_S = 1.0
+# How long aborted streams have to send their status.
+ABORT_S = 1.0
 
 
-def _nothing() -> None:
-    """What is to be undone when nothing was done."""
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of a gateway that starts or runs."""
+
+    membership: rpc.Membership
+    metrics_server: MetricsServer
+    registry: FleetRegistry
+    catalog: Catalog
+    texts: TextStore
+    recorder: UsageRecorder
+    tenants: Tenants
+    dependencies: Dependencies
 
 
 class GatewayService:
-    """See lifecycle.Service. Constructed inside the loop that it runs in."""
+    """See lifecycle.Service."""
 
-    def __init__(self, config: GatewayConfig, exporter: SpanExporter | None = None) -> None:
+    def __init__(self, config: GatewayConfig, telemetry: Telemetry) -> None:
         if not config.etcd and not (config.engines and config.balancers):
             raise ConfigError("etcd: needed, unless both engines and balancers are given")
         self._config = config
-        self._membership = rpc.Membership.from_config(config)
-        self._telemetry = telemetry.setup(
-            "gateway",
-            otlp_endpoint=config.otlp_endpoint,
-            log_level=config.log_level,
-            exporter=exporter,
-        )
-        self._pool = ThreadPoolExecutor(config.text_threads, thread_name_prefix="text")
-        self._etcd = connect(config) if config.etcd else None
-        self._engines = self._view_of_engines()
-        self._balancer_view = (
-            RegistryView(self._etcd, BALANCERS_PREFIX)
-            if self._etcd is not None and not config.balancers
-            else None
-        )
-        self._alias_view = RegistryView(self._etcd, MODELS_PREFIX) if self._etcd else None
-        self._catalog = Catalog(self._engines, config.aliases, records=self._alias_view)
-        self._texts = TextStore(self._membership, self._pool)
-        self._balancers = Balancers(
-            self._balancer_addresses,
-            self._membership,
-            retry_s=config.connect_retry_s,
-            stall_s=config.stall_timeout_s,
-        )
-        registry = CollectorRegistry()
-        self._books = Books(config, registry)
-        self._tenants = Tenants(config.api_keys_file, told=self._keys_read)
-        access = Access(self._tenants, self._books.audit)
-        self._metrics_server = MetricsServer(
-            registry, lambda: self._serving, self._telemetry.log_level, self._membership.token
-        )
-        tracer = self._telemetry.tracer
-        self._rooms = Rooms(
-            door=Door(self._catalog, self._texts, self._pool, tracer),
-            balancers=self._balancers,
-            in_flight=InFlight(),
-            metrics=Metrics(registry),
-            tracer=tracer,
-            request_timeout_s=config.request_timeout_s,
-            quotas=self._books.quotas,
-            audit=self._books.audit,
-            usage=self._books.usage,
-        )
-        self._servicer = InferenceServicer(self._rooms, access, self._catalog)
-        self._server = rpc.make_server()
-        self._http = HttpServer(
-            make_app(self._rooms, access, self._catalog),
-            self._membership.files,
-        )
-        self._health = rpc.add_health_and_reflection(self._server, [SERVICE])
-        self._tasks: list[asyncio.Task[None]] = []
+        self._telemetry = telemetry
+        self._stack = contextlib.AsyncExitStack()
+        self._background = Background()
+        self._parts: _Parts | None = None
+        self._health: Any = None
         self._serving = False
-        self._unfollow: Callable[[], None] = _nothing
-        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Serve both faces; engines may come later."""
+        """Serve both faces; engines may come later.
+
+        Raises:
+            ConfigError: an option cannot be used.
+        """
         config = self._config
-        await self._books.start()
-        self._unfollow = self._telemetry.log_level.follow(
-            lambda level: self._books.audit.act("log_level", level)
-        )
-        self._servicer.add_to(self._server)
-        port = self._membership.bind(
-            self._server, f"{config.host}:{config.port}", members_only=False
-        )
-        await self._engines.start()
-        for view in (self._balancer_view, self._alias_view):
-            if view is not None:
-                await view.start()
-        await self._first_listing()
-        self._spawn(self._catalog.follow(self._models_changed), "catalog")
-        self._spawn(self._tenants.follow(), "keys")
-        if self._balancer_view is not None:
-            self._spawn(self._follow_balancers(self._balancer_view), "balancers")
-        self._balancers.prepare()
-        http_address = await self._http.start(config.host, config.http_port)
-        await self._server.start()
-        metrics_address = self._metrics_server.start(config.host, config.metrics_port)
+        parts = self._parts = self._assemble()
+        await parts.recorder.start()
+        await parts.registry.start()
+        self._follow_changes(parts)
+        port, http_address = await self._serve(parts)
+        metrics_address = parts.metrics_server.start(config.host, config.metrics_port)
         await rpc.set_health(self._health, [SERVICE], serving=True)
         self._serving = True
-        address = config.advertise or f"{config.host}:{port}"
+        address = advertised_address(config, f"{config.host}:{port}")
         log.info("serving gRPC on %s and HTTP on %s", address, http_address)
         lifecycle.write_ready(
             config.ready_file,
@@ -141,91 +93,128 @@ class GatewayService:
         )
 
     async def drain(self) -> None:
-        """Refuse new requests; running streams have the grace to end."""
+        """Refuse new requests; running ones have `drain_grace_s` to end."""
         self._serving = False
-        self._books.audit.act("drain", f"{len(self._rooms.in_flight)} requests in flight")
+        dependencies = self._running.dependencies
+        in_flight = dependencies.in_flight
+        dependencies.audit.record_action("drain", f"{len(in_flight)} requests in flight")
         await rpc.set_health(self._health, [SERVICE], serving=False)
-        ended = await self._rooms.in_flight.drain(self._config.drain_grace_s)
+        ended = await in_flight.drain(self._config.drain_grace_s)
         if not ended:
-            log.warning("ending %d streams after the grace", len(self._rooms.in_flight))
+            log.warning("aborting %d requests at the end of drain_grace_s", len(in_flight))
 
     async def stop(self) -> None:
         """Free everything; idempotent."""
         self._serving = False
-        self._unfollow()
-        self._unfollow = _nothing
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        # Here and not in the drain: a second signal ends that early.
-        await self._rooms.in_flight.cut(LAST_WORDS_S)
-        await self._http.stop()
-        await self._server.stop(grace=LAST_WORDS_S)
-        await self._books.close()
-        await self._texts.close()
-        await self._balancers.close()
-        await self._engines.stop()
-        for view in (self._balancer_view, self._alias_view):
-            if view is not None:
-                await view.stop()
-        if self._etcd is not None:
-            await self._etcd.close()
-        self._metrics_server.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._telemetry.close)
+        await self._stack.aclose()
 
     async def wait_carried(self) -> None:
-        """Return once requests share a call to each balancer with others."""
-        await self._balancers.wait_carried()
+        """Return once requests to every balancer share one call (see docs/adr/0011)."""
+        await self._running.dependencies.balancers.wait_carried()
 
     async def failed(self) -> str:
-        """The reason why the gateway cannot go on."""
-        return await self._failure
+        """The reason why the gateway cannot continue."""
+        return await self._background.failed()
 
-    def _keys_read(self, good: bool, what: str) -> None:
-        self._books.audit.act("keys", what, good=good)
+    @property
+    def _running(self) -> _Parts:
+        assert self._parts is not None, "the gateway is not started"
+        return self._parts
 
-    def _view_of_engines(self) -> RegistryView | StaticEngines:
-        if self._etcd is not None:
-            return RegistryView(self._etcd, ENGINES_PREFIX)
-        return StaticEngines(self._config.engines, self._membership)
+    def _assemble(self) -> _Parts:
+        """Make all parts and register their ends; connects to nothing yet."""
+        config, stack, tracer = self._config, self._stack, self._telemetry.tracer
+        membership = rpc.Membership.from_config(config)
+        series = CollectorRegistry()
+        registry = FleetRegistry(config, membership)
+        stack.push_async_callback(registry.close)
+        pool = ThreadPoolExecutor(config.text_threads, thread_name_prefix="text")
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        metrics_server = MetricsServer(
+            series, lambda: self._serving, self._telemetry.log_level, membership.token
+        )
+        stack.callback(metrics_server.stop)
+        catalog = Catalog(registry.engines, config.aliases, records=registry.aliases)
+        texts = TextStore(membership, pool)
+        stack.push_async_callback(texts.close)
+        balancers = Balancers(
+            registry.balancer_addresses,
+            membership,
+            retry_s=config.connect_retry_s,
+            stall_s=config.stall_timeout_s,
+        )
+        stack.push_async_callback(balancers.close)
+        recorder = UsageRecorder(config, series)
+        stack.push_async_callback(recorder.close)
+        dependencies = Dependencies(
+            admission=RequestAdmission(catalog, texts, pool, tracer),
+            balancers=balancers,
+            in_flight=InFlight(),
+            metrics=GatewayMetrics(series),
+            tracer=tracer,
+            request_timeout_s=config.request_timeout_s,
+            quotas=recorder.quotas,
+            audit=recorder.audit,
+            usage=recorder.usage,
+        )
+        tenants = _tenants(config, recorder.audit)
+        return _Parts(
+            membership, metrics_server, registry, catalog, texts, recorder, tenants, dependencies
+        )
 
-    def _balancer_addresses(self) -> Sequence[str]:
-        if self._balancer_view is None:
-            return self._config.balancers
-        return addresses_of(self._balancer_view)
+    def _follow_changes(self, parts: _Parts) -> None:
+        """Follow models, API keys, balancers and the log level in the background."""
+        audit = parts.recorder.audit
+        self._stack.callback(
+            self._telemetry.log_level.follow(lambda level: audit.record_action("log_level", level))
+        )
+        self._stack.push_async_callback(self._background.close)
+        models = parts.catalog.follow(lambda: _use_models(parts))
+        self._background.spawn(models, "catalog")
+        self._background.spawn(parts.tenants.follow(), "keys")
+        view, balancers = parts.registry.balancers, parts.dependencies.balancers
+        if view is not None:
+            self._background.spawn(_follow_balancers(view, balancers), "balancers")
+        balancers.prepare()
 
-    async def _first_listing(self) -> None:
-        """Wait a little for the registry, so that a ready gateway knows its models."""
-        if not isinstance(self._engines, RegistryView):
-            return
-        try:
-            async with asyncio.timeout(FIRST_LISTING_S):
-                await self._engines.wait_listed()
-                if self._alias_view is not None:
-                    await self._alias_view.wait_listed()
-        except TimeoutError:
-            log.warning("etcd does not answer; models will be known once it does")
+    async def _serve(self, parts: _Parts) -> tuple[int, str]:
+        """Listen on both faces; returns the gRPC port and the HTTP host:port."""
+        config, dependencies = self._config, parts.dependencies
+        access = Access(parts.tenants, parts.recorder.audit)
+        server = rpc.make_server()
+        self._stack.push_async_callback(server.stop, grace=ABORT_S)
+        self._health = rpc.add_health_and_reflection(server, [SERVICE])
+        InferenceServicer(dependencies, access, parts.catalog).add_to(server)
+        port = parts.membership.bind(server, f"{config.host}:{config.port}", members_only=False)
+        app = make_app(dependencies, access, parts.catalog)
+        http = HttpServer(app, parts.membership.files)
+        self._stack.push_async_callback(http.stop)
+        # At the stop and not in the drain, because a second signal ends the drain early.
+        self._stack.push_async_callback(dependencies.in_flight.abort_all, ABORT_S)
+        http_address = await http.start(config.host, config.http_port)
+        await server.start()
+        return port, http_address
 
-    async def _models_changed(self) -> None:
-        self._texts.prefetch((*self._catalog.models, *self._catalog.revisions))
-        if self._etcd is not None:
-            await self._catalog.table.restore(self._etcd)
 
-    async def _follow_balancers(self, view: RegistryView) -> None:
-        version = 0
-        while True:
-            version = await view.wait_change(version)
-            await self._balancers.forget_absent()
-            self._balancers.prepare()
+def _tenants(config: GatewayConfig, audit: Audit) -> Tenants:
+    def record_reload(usable: bool, description: str) -> None:
+        audit.record_action("keys", description, succeeded=usable)
 
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._watch)
-        self._tasks.append(task)
+    return Tenants(config.api_keys_file, on_reload=record_reload)
 
-    def _watch(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and not self._failure.done():
-            error = task.exception()
-            log.error("%s ended", task.get_name(), exc_info=error)
-            self._failure.set_result(f"{task.get_name()} ended: {error!r}")
+
+async def _use_models(parts: _Parts) -> None:
+    """Fetch the texts of new models, and restore alias records that etcd has lost."""
+    catalog, etcd = parts.catalog, parts.registry.etcd
+    parts.texts.prefetch((*catalog.models, *catalog.revisions))
+    if etcd is not None:
+        await catalog.table.restore(etcd)
+
+
+async def _follow_balancers(view: RegistryView, balancers: Balancers) -> None:
+    """Connect to new balancers and disconnect from absent ones, forever."""
+    version = 0
+    while True:
+        version = await view.wait_change(version)
+        await balancers.forget_absent()
+        balancers.prepare()

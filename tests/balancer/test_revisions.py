@@ -121,7 +121,7 @@ class Fleet:
 
     def tables(self) -> list[AliasTable]:
         """The alias table of each gateway."""
-        return [gateway._catalog.table for gateway in self.gateways]
+        return [gateway._running.catalog.table for gateway in self.gateways]
 
     async def until_version(self, alias: str, version: int) -> None:
         for table in self.tables():

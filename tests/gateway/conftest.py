@@ -8,19 +8,14 @@ import httpx
 import openai
 import pytest
 
-from tests.doubles.gateway_fleet import (
-    EngineDouble,
-    Running,
-    fail_with,
-    hold_after_first,
-    running_gateway,
-    say_hello,
-)
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.gateway import Running, running_gateway, text_engine
+from tests.doubles.scripts import fail_with, hold_after_first, say_hello
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[EngineDouble]:
-    double = EngineDouble()
+async def engine() -> AsyncIterator[FakeEngine]:
+    double = text_engine()
     await double.start()
     yield double
     await double.stop()

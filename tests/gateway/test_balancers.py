@@ -13,12 +13,13 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common import errors
 from services.common.rpc import Membership
 from services.gateway.balancers import WARN_EVERY_S, Balancers
-from tests.doubles.gateway_fleet import EngineDouble, fail_with, hold_after_first, running_gateway
+from tests.doubles.gateway import running_gateway, text_engine
+from tests.doubles.scripts import fail_with, hold_after_first
 
 
 @pytest.fixture
 async def pair(engine):
-    second = EngineDouble()
+    second = text_engine()
     second.engine_id = "engine-2"
     await second.start()
     yield engine, second
@@ -41,7 +42,7 @@ async def ask(channel, gateway, **fields):
     return await gateway.stub(channel).Complete(request(**fields))
 
 
-async def test_turns_are_taken(pair):
+async def test_balancers_take_turns(pair):
     async with (
         running_gateway(*pair) as gateway,
         grpc.aio.insecure_channel(gateway.address) as channel,
@@ -51,7 +52,7 @@ async def test_turns_are_taken(pair):
     assert [len(double.requests) for double in pair] == [3, 3]
 
 
-async def test_a_dead_one_costs_nobody_anything(pair):
+async def test_a_dead_balancer_fails_no_request(pair):
     async with (
         running_gateway(*pair) as gateway,
         grpc.aio.insecure_channel(gateway.address) as channel,
@@ -80,7 +81,7 @@ async def test_a_later_try_is_a_higher_attempt_of_the_same_request(pair):
     assert {(r.request.request_id, r.request.sampling.seed) for r in tried} == {("r", 5)}
 
 
-async def test_one_that_is_away_is_told_of_once_a_second(caplog, free_port):
+async def test_an_unreachable_balancer_is_logged_once_a_second(caplog, free_port):
     address = f"127.0.0.1:{free_port}"
     balancers = Balancers(lambda: [address], Membership(), retry_s=0.35, stall_s=5)
     deadline_s = time.monotonic() + 20
@@ -91,18 +92,18 @@ async def test_one_that_is_away_is_told_of_once_a_second(caplog, free_port):
         took_s = time.monotonic() - began
     await balancers.close()
     assert all(isinstance(outcome, errors.UnavailableError) for outcome in outcomes)
-    told = [record for record in caplog.records if address in record.getMessage()]
-    assert 1 <= len(told) <= 1 + took_s / WARN_EVERY_S
+    warnings = [record for record in caplog.records if address in record.getMessage()]
+    assert 1 <= len(warnings) <= 1 + took_s / WARN_EVERY_S
 
 
-async def test_a_stream_goes_on_at_one_that_has_left_the_registry(engine):
-    """As a balancer does that drains: it takes no more and ends what it has."""
-    go_on = asyncio.Event()
+async def test_a_stream_continues_at_a_balancer_that_has_left_the_registry(engine):
+    """Like a balancer that drains: it accepts no request and ends its streams."""
+    resume = asyncio.Event()
 
-    async def paused(asked, double):
-        yield double.started(asked)
-        await go_on.wait()
-        yield double.summary(asked, 0)
+    async def paused(engine_request, double):
+        yield double.started(engine_request)
+        await resume.wait()
+        yield double.summary(engine_request, 0)
 
     engine.script = paused
     present = [engine.address]
@@ -110,18 +111,18 @@ async def test_a_stream_goes_on_at_one_that_has_left_the_registry(engine):
     upstream = await balancers.open(
         engine_pb2.EngineRequest().SerializeToString(), (), time.monotonic() + 30
     )
-    assert len(await upstream.take()) == 1
+    assert len(await upstream.read_messages()) == 1
     present.clear()
     await balancers.forget_absent()
-    with pytest.raises(errors.UnavailableError, match="no balancer is known"):
+    with pytest.raises(errors.UnavailableError, match="no balancer is registered"):
         await balancers.open(b"", (), time.monotonic() + 30)
-    go_on.set()
-    assert len(await upstream.take()) == 1
-    assert not await upstream.take()
+    resume.set()
+    assert len(await upstream.read_messages()) == 1
+    assert not await upstream.read_messages()
     await balancers.close()
 
 
-async def test_one_that_says_when_to_come_back_is_believed(pair):
+async def test_a_refusal_with_a_retry_hint_is_final(pair):
     busy = errors.UnavailableError("no engine", reason="NO_ENGINE", retry_after_s=7)
     pair[0].script = pair[1].script = fail_with(busy)
     async with (
@@ -134,7 +135,7 @@ async def test_one_that_says_when_to_come_back_is_believed(pair):
     assert sum(len(double.requests) for double in pair) == 2
 
 
-async def test_other_refusals_are_not_carried_around(pair):
+async def test_other_refusals_are_not_retried(pair):
     pair[0].script = pair[1].script = fail_with(errors.ResourceExhaustedError("full"))
     async with (
         running_gateway(*pair) as gateway,
@@ -156,17 +157,21 @@ async def rest_of(call) -> list:
     return events
 
 
-async def the_rest(asked, double):
-    """What is left of the double's reply after the continuation that it is told of."""
-    sent = bytes(asked.continuation.choices[0].token_ids) if asked.continuation.choices else b""
+async def the_rest(engine_request, double):
+    """The rest of the engine's reply after the request's continuation."""
+    sent = (
+        bytes(engine_request.continuation.choices[0].token_ids)
+        if engine_request.continuation.choices
+        else b""
+    )
     rest = double.reply.encode()[len(sent) :].decode()
-    yield double.started(asked)
-    yield double.delta(asked, 0, rest, list(rest.encode()))
+    yield double.started(engine_request)
+    yield double.delta(engine_request, 0, rest, list(rest.encode()))
     yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_MAX_TOKENS"})
-    yield double.summary(asked, len(rest.encode()))
+    yield double.summary(engine_request, len(rest.encode()))
 
 
-async def test_one_that_dies_in_mid_stream_is_replaced_unseen(pair):
+async def test_a_balancer_that_dies_during_a_stream_is_replaced(pair):
     for double in pair:
         double.script = hold_after_first
     async with (
@@ -182,11 +187,11 @@ async def test_one_that_dies_in_mid_stream_is_replaced_unseen(pair):
         events += await rest_of(call)
     assert "".join(event.delta.text for event in events) == lost.reply
     assert [e.WhichOneof("event") for e in events].count("started") == 1
-    (carried,) = other.requests
-    assert list(carried.continuation.choices[0].token_ids) == [72]
-    assert carried.numerics_id == "numerics-1"
-    assert carried.attempt >= 16
-    assert (carried.request.request_id, carried.request.sampling.seed) == ("r", 5)
+    (resumed,) = other.requests
+    assert list(resumed.continuation.choices[0].token_ids) == [72]
+    assert resumed.numerics_id == "numerics-1"
+    assert resumed.attempt >= 16
+    assert (resumed.request.request_id, resumed.request.sampling.seed) == ("r", 5)
     summary = events[-1].summary
     assert (summary.continuations, summary.exact) == (1, False)
     assert summary.usage.completion_tokens == len(lost.reply.encode())
@@ -198,20 +203,20 @@ CALLED = '<tool_call>{"name": "f", "arguments": {"a": "xyz"}}</tool_call>'
 def part_of_a_call(begin: int, end: int | None):
     """A part of an answer that calls a tool, then its end or silence."""
 
-    async def script(asked, double):
-        yield double.started(asked)
+    async def script(engine_request, double):
+        yield double.started(engine_request)
         text = CALLED[begin:end]
-        yield double.delta(asked, 0, text, list(text.encode()))
+        yield double.delta(engine_request, 0, text, list(text.encode()))
         if end is not None:
             await asyncio.Event().wait()
         yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_EOS"})
-        yield double.summary(asked, len(text))
+        yield double.summary(engine_request, len(text))
 
     return script
 
 
 @pytest.mark.parametrize("cut", range(3, len(CALLED), 9))
-async def test_a_call_that_is_cut_anywhere_is_gone_on_with(pair, cut):
+async def test_a_tool_call_is_resumed_wherever_it_was_cut(pair, cut):
     for double in pair:
         double.max_model_len = 4096
         double.script = part_of_a_call(0, cut)
@@ -220,16 +225,17 @@ async def test_a_call_that_is_cut_anywhere_is_gone_on_with(pair, cut):
         running_gateway(*pair) as gateway,
         grpc.aio.insecure_channel(gateway.address) as channel,
     ):
-        asked = inference_pb2.GenerateRequest(model="tiny", chat=chat)
-        call = gateway.stub(channel).Generate(asked)
+        call = gateway.stub(channel).Generate(
+            inference_pb2.GenerateRequest(model="tiny", chat=chat)
+        )
         events = await first_events(call)
         lost = next(d for d in pair if d.engine_id == events[0].started.engine_id)
         other = next(d for d in pair if d is not lost)
         other.script = part_of_a_call(cut, None)
         await lost.stop()
         events += await rest_of(call)
-    (carried,) = other.requests
-    assert carried.continuation.choices[0].sent_text_bytes == cut
+    (resumed,) = other.requests
+    assert resumed.continuation.choices[0].sent_text_bytes == cut
     calls = [e.delta.tool_call for e in events if e.delta.WhichOneof("content") == "tool_call"]
     assert [call.name for call in calls if call.name] == ["f"]
     assert "".join(call.arguments for call in calls) == '{"a": "xyz"}'
@@ -237,10 +243,10 @@ async def test_a_call_that_is_cut_anywhere_is_gone_on_with(pair, cut):
     assert events[-1].summary.continuations == 1
 
 
-async def test_one_that_dies_before_the_last_message_costs_only_the_timings(pair):
-    async def all_but_the_summary(asked, double):
-        yield double.started(asked)
-        yield double.delta(asked, 0, "H", [72])
+async def test_a_balancer_that_dies_before_the_summary_loses_only_the_timings(pair):
+    async def all_but_the_summary(engine_request, double):
+        yield double.started(engine_request)
+        yield double.delta(engine_request, 0, "H", [72])
         yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_MAX_TOKENS"})
         await asyncio.Event().wait()
 
@@ -258,7 +264,7 @@ async def test_one_that_dies_before_the_last_message_costs_only_the_timings(pair
     assert sum(len(double.requests) for double in pair) == 1
 
 
-async def test_with_nobody_else_the_stream_breaks(engine):
+async def test_without_another_balancer_the_stream_breaks(engine):
     engine.script = hold_after_first
     async with (
         running_gateway(engine) as gateway,
@@ -270,20 +276,20 @@ async def test_with_nobody_else_the_stream_breaks(engine):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.ABORTED
-    told = errors.error_of(caught.value)
-    assert told.reason == "STREAM_BROKEN"
-    assert told.message == "the stream broke: its balancer is gone"
+    error = errors.error_of(caught.value)
+    assert error.reason == "STREAM_BROKEN"
+    assert error.message == "the stream broke: its balancer is gone"
 
 
-async def test_nobody_to_ask(engine):
+async def test_no_balancer_can_be_reached(engine):
     async with running_gateway(engine, balancers=("127.0.0.1:1",), carried=False) as gateway:
         async with grpc.aio.insecure_channel(gateway.address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await ask(channel, gateway)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        told = errors.error_of(caught.value)
-        # Nothing of the transport's own words, which name addresses.
-        assert (told.message, told.retry_after_s) == (
+        error = errors.error_of(caught.value)
+        # Without the transport's own message, which names addresses.
+        assert (error.message, error.retry_after_s) == (
             "no balancer can be reached; try again",
             1,
         )

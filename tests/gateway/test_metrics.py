@@ -9,7 +9,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common import errors
-from tests.doubles.gateway_fleet import fail_with, hold_after_first
+from tests.doubles.scripts import fail_with, hold_after_first
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"

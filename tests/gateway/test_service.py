@@ -1,4 +1,4 @@
-"""The gateway as an operator runs it: a process of its own, a real etcd, grpcurl from outside."""
+"""The gateway as an operator runs it: its own process, a real etcd, grpcurl as the client."""
 
 import asyncio
 import contextlib
@@ -18,17 +18,17 @@ from inferfleet_proto.internal.v1 import engine_pb2
 from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
 from services.common.etcd.client import Etcd
 from services.common.etcd.registry import BALANCERS_PREFIX, ENGINES_PREFIX, Registration
-from tests.doubles.gateway_fleet import hold_after_first
+from tests.doubles.scripts import hold_after_first
 
 pytestmark = [pytest.mark.e2e, pytest.mark.services]
 
 
 class Process:
-    """`python -m services.gateway` and what it said when ready."""
+    """`python -m services.gateway` and its ready file."""
 
-    def __init__(self, process, told):
+    def __init__(self, process, ready):
         self.process = process
-        self.told = told
+        self.ready = ready
 
     async def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -106,25 +106,25 @@ async def to_end(call) -> None:
 
 async def test_a_running_stream_is_drained(process, engine):
     """SIGTERM: health says no, new requests are refused, the running stream ends by itself."""
-    go_on = asyncio.Event()
+    resume = asyncio.Event()
 
     async def paused(request, double):
         yield double.started(request)
         yield double.delta(request, 0, "a", [97])
-        await go_on.wait()
+        await resume.wait()
         yield double.delta(request, 0, "b", [98])
         yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_EOS"})
         yield double.summary(request, 2)
 
-    assert await complete(process.told["address"]) == engine.reply
+    assert await complete(process.ready["address"]) == engine.reply
     engine.script = paused
-    async with grpc.aio.insecure_channel(process.told["address"]) as channel:
+    async with grpc.aio.insecure_channel(process.ready["address"]) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         request = inference_pb2.GenerateRequest(model="tiny", text="ab")
         call = stub.Generate(request)
         events = [await call.read(), await call.read()]
         stopped = asyncio.create_task(process.stop())
-        base = f"http://{process.told['http_address']}"
+        base = f"http://{process.ready['http_address']}"
         async with httpx.AsyncClient(base_url=base) as http:
             await draining(http)
             body = {"model": "tiny", "prompt": "x"}
@@ -132,7 +132,7 @@ async def test_a_running_stream_is_drained(process, engine):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Complete(request)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        go_on.set()
+        resume.set()
         while (event := await call.read()) is not grpc.aio.EOF:
             events.append(event)
     assert "".join(event.delta.text for event in events) == "ab"
@@ -140,15 +140,15 @@ async def test_a_running_stream_is_drained(process, engine):
 
 
 async def test_etcd_may_go_away(process, registered, engine):
-    assert await complete(process.told["address"]) == engine.reply
+    assert await complete(process.ready["address"]) == engine.reply
     registered.kill()
     for _ in range(5):
-        assert await complete(process.told["address"]) == engine.reply
+        assert await complete(process.ready["address"]) == engine.reply
     assert await process.stop() == 0
 
 
 async def test_grpcurl_lists_describes_and_calls(process, engine):
-    address = process.told["address"]
+    address = process.ready["address"]
     code, out = await run("grpcurl", "-plaintext", address, "list")
     assert code == 0, out
     assert "inferfleet.v1.Inference" in out
@@ -170,11 +170,11 @@ async def test_grpcurl_lists_describes_and_calls(process, engine):
 
 async def test_a_killed_gateway_frees_its_streams(process, engine):
     engine.script = hold_after_first
-    async with grpc.aio.insecure_channel(process.told["address"]) as channel:
+    async with grpc.aio.insecure_channel(process.ready["address"]) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         call = stub.Generate(inference_pb2.GenerateRequest(model="tiny", text="ab"))
         await call.read()
-        os.kill(process.told["pid"], signal.SIGKILL)
+        os.kill(process.ready["pid"], signal.SIGKILL)
         with pytest.raises(grpc.aio.AioRpcError):
             await to_end(call)
     await engine.wait_for(lambda: engine.running == 0)
@@ -185,7 +185,7 @@ async def test_a_killed_gateway_frees_its_streams(process, engine):
     [
         ([], "etcd: needed"),
         (["--etcd", "x:1", "--http-port", "99999"], "http_port: must be at most 65535"),
-        (["--etcd", "x:1", "--aliases", "a"], "aliases: 'a' is not alias=model"),
+        (["--etcd", "x:1", "--aliases", "a"], "aliases: 'a' is not of the form alias=model"),
         (["--etcd", "x:1", "--api-keys-file", "/none"], "api_keys_file: cannot read"),
         (["--etcd", "x:1", "--tls-ca-file", "/none"], "tls_cert_file: needed"),
     ],
@@ -209,7 +209,7 @@ async def test_a_taken_port_is_named(engine):
         assert f"{name}: cannot listen on 127.0.0.1:{port}" in out
 
 
-def test_the_room_stays_without_tensors():
+def test_the_gateway_imports_no_tensor_library():
     """What a gateway imports, in a fresh interpreter."""
     code = (
         "import services.gateway.service, sys;"

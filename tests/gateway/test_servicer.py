@@ -267,21 +267,21 @@ class TestEnds:
         assert error.metadata == {"completion_tokens": "2"}
 
     async def test_a_cut_stream_never_ends_cleanly(self, stub, engine):
-        async def cut(asked, double):
-            yield double.started(asked)
+        async def cut(engine_request, double):
+            yield double.started(engine_request)
 
         engine.script = cut
         error = await failure(texts(stub.Generate(request())))
         assert error.code is grpc.StatusCode.ABORTED
 
-    async def test_an_abort_of_the_fleet_is_told(self, stub, engine, scripts):
+    async def test_an_abort_by_the_fleet_reaches_the_caller(self, stub, engine, scripts):
         engine.script = scripts["fail"](errors.CancelledError("aborted by hand"), after=1)
         call = stub.Generate(request())
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
             await texts(call)
         assert await call.code() is grpc.StatusCode.CANCELLED
 
-    async def test_a_silent_stream_is_given_up(self, start_gateway, engine, scripts):
+    async def test_a_silent_stream_ends(self, start_gateway, engine, scripts):
         engine.script = scripts["hold"]
         running = await start_gateway(stall_timeout_s=0.3)
         async with grpc.aio.insecure_channel(running.address) as channel:
@@ -290,9 +290,9 @@ class TestEnds:
         await engine.wait_for(lambda: engine.running == 0)
 
     async def test_no_answer_within_the_time(self, start_gateway, engine, scripts):
-        async def never(asked, double):
+        async def never(engine_request, double):
             await asyncio.Event().wait()
-            yield double.started(asked)
+            yield double.started(engine_request)
 
         engine.script = never
         running = await start_gateway(request_timeout_s=0.30012345)
@@ -316,7 +316,7 @@ class TestSalt:
             stub = running.stub(channel)
             error = await failure(texts(stub.Generate(request())))
             assert error.reason == "MISSING_API_KEY"
-            wrong = (("authorization", "Bearer nobody"),)
+            wrong = (("authorization", "Bearer wrong"),)
             error = await failure(texts(stub.Generate(request(), metadata=wrong)))
             assert error.reason == "INVALID_API_KEY"
             right = (("authorization", "Bearer secret"),)

@@ -17,7 +17,8 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.config.settings import ConfigError
 from services.common.rpc import Membership
 from services.gateway.config import GatewayConfig
-from tests.doubles.gateway_fleet import EngineDouble, running_gateway, say_hello
+from tests.doubles.gateway import running_gateway, text_engine
+from tests.doubles.scripts import say_hello
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def files(tmp_path) -> dict[str, str]:
 
 
 async def test_both_faces_and_the_way_inside(files):
-    double = EngineDouble()
+    double = text_engine()
     membership = Membership.from_config(GatewayConfig(**files))
     await double.start(membership)
     async with running_gateway(double, **files) as gateway:
@@ -85,17 +86,17 @@ async def test_new_certificates_are_used_without_dropping_streams(
     old, new = make_authority("old"), make_authority("new")
     made = old.issue(tmp_path)
     keys = {f"tls_{name}_file": str(path) for name, path in made._asdict().items()}
-    go_on = asyncio.Event()
+    resume = asyncio.Event()
 
     async def paused(request, double):
         yield double.started(request)
         yield double.delta(request, 0, "a", [97])
-        await go_on.wait()
+        await resume.wait()
         yield double.delta(request, 0, "b", [98])
         yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_EOS"})
         yield double.summary(request, 2)
 
-    double = EngineDouble()
+    double = text_engine()
     await double.start(Membership.from_config(GatewayConfig(**keys)))
     body = {"model": "tiny", "prompt": "x", "stream": True}
     async with running_gateway(double, **keys) as gateway:
@@ -119,7 +120,7 @@ async def test_new_certificates_are_used_without_dropping_streams(
                 double.script = say_hello
                 async with AsyncClient(f"localhost:{port}", ca_file=str(made.ca)) as later:
                     assert (await later.complete("x")).text == double.reply
-                go_on.set()
+                resume.set()
                 assert "[DONE]" in first + "".join([part async for part in text])
             assert [part async for part in stream]
     await double.stop()

@@ -1,4 +1,4 @@
-"""The way in for callers: who they are; in the audit log, also those who are not let in."""
+"""Authenticates callers of both faces and records the decision in the audit log."""
 
 from services.common.errors import UnauthenticatedError
 from services.gateway.callers.keys_file import Identity
@@ -7,34 +7,37 @@ from services.gateway.callers.tenants import Tenants
 
 
 class Access:
-    """What both faces ask about a caller."""
+    """Identifies callers; refused callers are recorded as well."""
 
     def __init__(self, tenants: Tenants, audit: Audit) -> None:
         self._tenants = tenants
         self._audit = audit
 
     def identify(self, authorization: str | None, *, method: str, peer: str) -> Identity:
-        """Who calls, by the `authorization` header or metadata value.
+        """The caller's identity.
+
+        Args:
+            authorization: the header or metadata value.
 
         Raises:
-            UnauthenticatedError: a key is needed and this is none, or nobody's.
+            UnauthenticatedError: a key is required, and this is missing or not valid.
         """
         try:
             return self._tenants.identify(authorization)
         except UnauthenticatedError as error:
-            self._audit.refused(method, None, peer, error)
+            self._audit.record_refused(method, None, peer, error)
             raise
 
     def enter(self, authorization: str | None, *, method: str, peer: str) -> Identity:
-        """`identify` for calls that have no more to pass than this.
+        """Identify a caller of a method that needs no further check, and record the entry.
 
         Raises:
-            UnauthenticatedError: as there.
+            UnauthenticatedError: as `identify`.
         """
         who = self.identify(authorization, method=method, peer=peer)
-        self.entered(who, method=method, peer=peer)
+        self.record_entry(who, method=method, peer=peer)
         return who
 
-    def entered(self, who: Identity, *, method: str, peer: str) -> None:
-        """Note that a caller who was identified has passed."""
-        self._audit.allowed(method, who, peer)
+    def record_entry(self, who: Identity, *, method: str, peer: str) -> None:
+        """Record that an identified caller was let in."""
+        self._audit.record_allowed(method, who, peer)

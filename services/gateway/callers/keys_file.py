@@ -1,4 +1,6 @@
-"""The file of API keys as records: who has which key (by its hash), and what each may use.
+"""Parses the file of API keys: which tenant has which key (by its hash), and the limits.
+
+A line gives a key, the limits of a tenant, or the default limits of all tenants:
 
 acme sha256:<hex of the key> [id=laptop] [requests_per_min=60] [concurrency=4]
 acme limits requests_per_min=600 tokens_per_min=100000 concurrency=32
@@ -10,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 QUOTAS = ("requests_per_min", "tokens_per_min", "concurrency")
-EVERYBODY = "*"
-MOST = 10**12
+ALL_TENANTS = "*"
+MAX_LIMIT = 10**12
 _TENANT = re.compile(r"[\x21-\x7e]{1,128}")
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
@@ -19,23 +21,23 @@ _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be used; None is no limit."""
+    """Upper bounds of usage; None is no limit."""
 
     requests_per_min: int | None = None
     tokens_per_min: int | None = None
-    """Tokens of prompts and of answers."""
+    """Prompt and output tokens together."""
     concurrency: int | None = None
-    """Requests at once."""
+    """Requests that run at the same time."""
 
     @property
     def any(self) -> bool:
-        """Whether there is a limit at all."""
+        """Whether anything is limited."""
         return any(getattr(self, name) is not None for name in QUOTAS)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who calls: the tenant, by which of its keys, and what both may use."""
+    """The caller: its tenant and key, and the limits of both. Empty if no key is required."""
 
     tenant: str = ""
     key_id: str = ""
@@ -44,7 +46,7 @@ class Identity:
 
 
 def parse_keys(text: str) -> Mapping[str, Identity]:
-    """Identities by the hexadecimal digest of their keys.
+    """Parse the file; returns identities by the hexadecimal SHA-256 of their keys.
 
     Raises:
         ValueError: naming the first bad line by its number.
@@ -58,19 +60,23 @@ def parse_keys(text: str) -> Mapping[str, Identity]:
             continue
         try:
             digest = _read_line(words, keys, limits)
-            if digest and (before := lines.setdefault(digest, number)) != number:
-                raise ValueError(f"has the key of line {before}: each key may stand once")
+            if digest is None:
+                continue
+            if (first := lines.setdefault(digest, number)) != number:
+                raise ValueError(f"repeats the key of line {first}: each key may occur once")
         except ValueError as error:
             raise ValueError(f"line {number} {error}") from None
-    default = limits.get(EVERYBODY, Limits())
+    default = limits.get(ALL_TENANTS, Limits())
     return {
         digest: Identity(who.tenant, who.key_id, limits.get(who.tenant, default), who.key_limits)
         for digest, who in keys.items()
     }
 
 
-def _read_line(words: list[str], keys: dict[str, Identity], limits: dict[str, Limits]) -> str:
-    """The digest of the key that the line is about; "" if it is about limits."""
+def _read_line(
+    words: list[str], keys: dict[str, Identity], limits: dict[str, Limits]
+) -> str | None:
+    """Add a line to `keys` or `limits`; returns the digest of its key, None for limits."""
     tenant, kind = words[0], words[1] if len(words) > 1 else ""
     found = _DIGEST.fullmatch(kind)
     if not _TENANT.fullmatch(tenant) or (found is None and kind != "limits"):
@@ -81,13 +87,13 @@ def _read_line(words: list[str], keys: dict[str, Identity], limits: dict[str, Li
     options = _options(words[2:])
     if found is None:
         if "id" in options:
-            raise ValueError("has id=, which only a key can have")
+            raise ValueError("has id=, which is allowed for keys only")
         if tenant in limits:
-            raise ValueError(f"gives {tenant} limits for the second time")
+            raise ValueError(f"gives {tenant} limits a second time")
         limits[tenant] = _limits(options)
-        return ""
-    if tenant == EVERYBODY:
-        raise ValueError(f"gives a key to {EVERYBODY}, which stands for all tenants")
+        return None
+    if tenant == ALL_TENANTS:
+        raise ValueError(f"gives a key to {ALL_TENANTS}, which stands for all tenants")
     digest = found[1].lower()
     key_id = options.pop("id", digest[:8])
     if not _KEY_ID.fullmatch(key_id):
@@ -103,7 +109,7 @@ def _options(words: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or name not in (*QUOTAS, "id") or name in options:
-            raise ValueError(f"has {word!r}: id and {', '.join(QUOTAS)} may be given, once each")
+            raise ValueError(f"has {word!r}: allowed are id and {', '.join(QUOTAS)}, once each")
         options[name] = value
     return options
 
@@ -111,7 +117,7 @@ def _options(words: list[str]) -> dict[str, str]:
 def _limits(options: Mapping[str, str]) -> Limits:
     numbers: dict[str, int] = {}
     for name, value in options.items():
-        if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= MOST:
-            raise ValueError(f"has {name}={value}: a whole number from 1 to {MOST:,} is needed")
+        if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= MAX_LIMIT:
+            raise ValueError(f"has {name}={value}: must be a whole number from 1 to {MAX_LIMIT:,}")
         numbers[name] = int(value)
     return Limits(**numbers)

@@ -1,4 +1,4 @@
-"""What a gateway keeps of its callers: quotas, usage records and the audit log."""
+"""Quotas, usage records and the audit log, made as the configuration says."""
 
 import asyncio
 import os
@@ -20,8 +20,12 @@ STREAM_TIMEOUT_S = 1.0
 MIB = 1024 * 1024
 
 
-class Books:
-    """Constructed and used in the gateway's loop."""
+class UsageRecorder:
+    """Owns `quotas`, the `usage` sinks and `audit`; made and used in the gateway's loop.
+
+    Raises:
+        ConfigError: usage_stream is set without redis.
+    """
 
     def __init__(self, config: GatewayConfig, registry: CollectorRegistry) -> None:
         self._lost = Counter(
@@ -30,25 +34,16 @@ class Books:
             ("sink",),
             registry=registry,
         )
-        self.quotas = Quotas(_shared(config), registry)
+        self.quotas = Quotas(_shared_counts(config), registry)
         self._usage_log = self._line_log(config, "usage_file", config.usage_file)
         self._audit_log = self._line_log(config, "audit_file", config.audit_file)
-        self._stream: StreamLog | None = None
-        if config.usage_stream:
-            if not config.redis:
-                raise ConfigError("redis: needed, because usage_stream is set")
-            self._stream = StreamLog(
-                connect(config, timeout_s=STREAM_TIMEOUT_S, name="inferfleet-usage"),
-                config.usage_stream,
-                max_entries=config.usage_stream_entries,
-                lost=self._loser("usage_stream"),
-            )
+        self._stream = self._stream_log(config) if config.usage_stream else None
         self.audit = Audit(self._audit_log)
         sinks: tuple[Sink | None, ...] = (self._usage_log, self._stream)
         self.usage = tuple(sink for sink in sinks if sink is not None)
 
     async def start(self) -> None:
-        """Open what is written to and look for Redis.
+        """Open the files and connect to Redis.
 
         Raises:
             ConfigError: a file cannot be written.
@@ -64,7 +59,7 @@ class Books:
         await self.quotas.start()
 
     async def close(self) -> None:
-        """Settle and write what is left, within seconds; idempotent."""
+        """Settle quotas and write queued records, within seconds; idempotent."""
         await self.quotas.stop()
         if self._stream is not None:
             await self._stream.close()
@@ -79,15 +74,25 @@ class Books:
             path,
             max_bytes=config.record_file_mib * MIB,
             kept=config.record_files_kept,
-            lost=self._loser(key),
+            on_loss=self._count_losses(key),
         )
 
-    def _loser(self, sink: str) -> Callable[[int], None]:
+    def _stream_log(self, config: GatewayConfig) -> StreamLog:
+        if not config.redis:
+            raise ConfigError("redis: needed, because usage_stream is set")
+        return StreamLog(
+            connect(config, timeout_s=STREAM_TIMEOUT_S, name="inferfleet-usage"),
+            config.usage_stream,
+            max_entries=config.usage_stream_entries,
+            on_loss=self._count_losses("usage_stream"),
+        )
+
+    def _count_losses(self, sink: str) -> Callable[[int], None]:
         counter = self._lost.labels(sink)
         return lambda number: counter.inc(number)
 
 
-def _shared(config: GatewayConfig) -> SharedCounts | None:
+def _shared_counts(config: GatewayConfig) -> SharedCounts | None:
     if not config.redis:
         return None
     client = connect(config, timeout_s=config.quota_timeout_s, name="inferfleet-gateway")

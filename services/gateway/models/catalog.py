@@ -1,7 +1,7 @@
-"""The models that can be asked for, as the engine registry tells; engines and balancers watched.
+"""The models that requests can name, from the engine registry.
 
-A name is an alias record of etcd (revisions with weights), else a model, else an alias of the
-configuration, else model@revision.
+A name is resolved as an alias record of etcd (revisions with weights), else as a model, else as an
+alias of the configuration, else as model@revision.
 """
 
 import asyncio
@@ -12,85 +12,72 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from google.protobuf import json_format
 
 from inferfleet_proto.internal.v1 import engine_pb2
 from services.common.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from services.common.etcd.model_alias import Target, choose
+from services.common.etcd.registry import RegistryRecords
+from services.common.tasks import cancel_and_wait
 from services.gateway.models.alias_table import AliasTable
 
 log = logging.getLogger(__name__)
 
-ENGINES_PREFIX = "/inferfleet/engines/"
-BALANCERS_PREFIX = "/inferfleet/balancers/"
-# etcd that was paused deletes all leases when it resumes; engines need a moment to come back.
+# An etcd that was paused deletes all leases when it continues; engines then register again.
 GONE_GRACE_S = 30.0
-
-
-class View(Protocol):
-    """A watched part of the registry (services.common.etcd.registry.RegistryView is one)."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether the last answer of the registry is current."""
-
-    def snapshot(self) -> Mapping[str, bytes]:
-        """Key to value, as last known."""
-
-    async def wait_change(self, version: int) -> int:
-        """Return the newer version once there is one."""
 
 
 @dataclass(frozen=True)
 class ModelView:
-    """One model as its live engines describe it."""
+    """One model, or one revision of it, as its live engines describe it."""
 
     name: str
     revision: str
     max_model_len: int
-    """The smallest among its engines."""
+    """Tokens; the smallest context among the engines."""
     vocab_size: int
     tokenizer_digest: str
     eos_token_ids: frozenset[int]
     engines: tuple[engine_pb2.EngineInfo, ...]
     created_unix_s: int
-    pinned: str = ""
-    """The only revision that may serve a request found by this view; "": any of the model."""
+    pinned: str | None = None
+    """The only revision that may serve the request; None: any revision of the model."""
 
     @property
     def serving(self) -> int:
-        """Its engines that take new work."""
+        """Number of engines that accept new requests."""
         return sum(not engine.draining for engine in self.engines)
 
 
 @dataclass(frozen=True)
-class Listed:
-    """One name that can be asked for, with the revisions behind it."""
+class ListedModel:
+    """One name that requests can use, with the revisions behind it."""
 
     name: str
     view: ModelView
-    """Of the revision with the largest share."""
+    """The model, or the revision with the largest share."""
     revisions: tuple[ModelView, ...]
     shares: Mapping[tuple[str, str], float]
-    """Of new requests, by model and revision; empty where load decides."""
+    """Shares of new requests by model and revision; empty if load decides."""
 
 
 class Catalog:
-    """Follows the engines' keys; answers by name from memory.
+    """Follows the engine registry and resolves names from memory.
 
     Args:
+        view: the engines' records.
         aliases: alias=model, from the configuration.
-        records: the alias records in etcd, if there is one.
+        clock: seconds.
+        records: the alias records in etcd; None without etcd.
     """
 
     def __init__(
         self,
-        view: View,
+        view: RegistryRecords,
         aliases: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
-        records: View | None = None,
+        records: RegistryRecords | None = None,
     ) -> None:
         self._view = view
         self._aliases = dict(pair.split("=", 1) for pair in aliases)
@@ -102,54 +89,59 @@ class Catalog:
 
     @property
     def models(self) -> tuple[ModelView, ...]:
-        """All models, by name."""
+        """All models, sorted by name."""
         return tuple(self._models[name] for name in sorted(self._models))
 
     @property
     def revisions(self) -> tuple[ModelView, ...]:
-        """All revisions of all models, by name and revision."""
+        """All revisions of all models, sorted by name and revision."""
         return tuple(self._revisions[key] for key in sorted(self._revisions))
 
     @property
-    def listed(self) -> tuple[Listed, ...]:
-        """Every name that `find` knows by itself: models and the aliases in etcd."""
-        names: dict[str, Listed] = {}
+    def listed(self) -> tuple[ListedModel, ...]:
+        """The names for ListModels: models and the aliases in etcd."""
+        names: dict[str, ListedModel] = {}
         for name, view in self._models.items():
-            behind = tuple(v for v in self.revisions if v.name == name)
-            names[name] = Listed(name, view, behind, {})
+            revisions = tuple(v for v in self.revisions if v.name == name)
+            names[name] = ListedModel(name, view, revisions, {})
         for name, record in self.table.records.items():
             shares = record.shares
-            behind = tuple(v for key in shares if (v := self._revisions.get(key)) is not None)
-            if behind:
-                first = max(behind, key=lambda v: shares[v.name, v.revision])
-                names[name] = Listed(name, first, behind, shares)
+            views = (self._revisions.get(key) for key in shares)
+            revisions = tuple(view for view in views if view is not None)
+            if revisions:
+                first = max(revisions, key=lambda v: shares[v.name, v.revision])
+                names[name] = ListedModel(name, first, revisions, shares)
         return tuple(names[name] for name in sorted(names))
 
     def find(self, name: str, key: str = "", avoid: Collection[tuple[str, str]] = ()) -> ModelView:
-        """The model of a name or alias.
+        """Resolve a name.
 
         Args:
-            key: what should stay with one revision: a session, or else a request.
-            avoid: model and revision of targets that have just failed to serve this request.
+            key: of the session, or else of the request; one key keeps its revision.
+            avoid: model and revision of targets that have just refused this request.
 
         Raises:
             InvalidArgumentError: the name is empty.
-            NotFoundError: no engine serves it.
-            UnavailableError: the registry has not been read yet, or an alias has no engine left.
+            NotFoundError: no engine serves the name.
+            UnavailableError: the registry has not been read yet, or no engine of an alias is left.
         """
         if not name:
             raise InvalidArgumentError.for_field("model", "must not be empty")
         record = self.table.records.get(name)
         if record is not None:
-            return self._of_alias(name, record.targets, key, avoid)
-        model = self._models.get(self._aliases.get(name, name)) or self._of_revision(name)
+            return self._find_target(name, record.targets, key, avoid)
+        model = self._models.get(self._aliases.get(name, name)) or self._find_revision(name)
         if model is not None:
             return model
         if not self._models and not self._view.connected:
-            raise UnavailableError("the engine registry cannot be reached yet", retry_after_s=1)
-        raise NotFoundError(f"model {name[:128]!r} is not served here", reason="MODEL_NOT_FOUND")
+            raise UnavailableError(
+                "the engine registry cannot be reached yet; try again", retry_after_s=1
+            )
+        raise NotFoundError(
+            f"model {name[:128]!r} is not served by this fleet", reason="MODEL_NOT_FOUND"
+        )
 
-    def _of_alias(
+    def _find_target(
         self,
         alias: str,
         targets: Sequence[Target],
@@ -165,24 +157,24 @@ class Catalog:
         target = choose(alias, targets, key, serving) or choose(alias, targets, key, served)
         if target is None:
             raise UnavailableError(
-                f"no engine serves a revision of model {alias[:128]!r} now",
+                f"no engine serves any revision of model {alias[:128]!r} now; try again",
                 reason="NO_ENGINE",
                 metadata={"model": alias[:128]},
                 retry_after_s=1,
             )
         return replace(self._revisions[target.key], pinned=target.revision)
 
-    def _of_revision(self, name: str) -> ModelView | None:
+    def _find_revision(self, name: str) -> ModelView | None:
         model, _, revision = name.rpartition("@")
         view = self._revisions.get((model, revision))
         return None if view is None else replace(view, pinned=revision)
 
     def refresh(self) -> None:
-        """Take the view's snapshot; engines that vanished stay for GONE_GRACE_S."""
+        """Read the view's snapshot; engines that have disappeared stay for GONE_GRACE_S."""
         now = self._clock()
         self.table.refresh()
         for key, value in self._view.snapshot().items():
-            info = engine_of(key, value)
+            info = parse_engine(key, value)
             if info is not None:
                 self._seen[key] = (info, now + GONE_GRACE_S)
         self._seen = {key: pair for key, pair in self._seen.items() if pair[1] > now}
@@ -191,46 +183,48 @@ class Catalog:
         self._revisions = revisions_of(infos)
 
     async def follow(self, on_change: Callable[[], Awaitable[None]]) -> None:
-        """Keep up with engines and alias records for ever; `on_change` runs after each refresh."""
+        """Refresh at each change of engines or aliases, forever.
+
+        Args:
+            on_change: awaited after each refresh.
+        """
         views = [view for view in (self._view, self.table.view) if view is not None]
-        news = asyncio.Event()
-        watches = [asyncio.create_task(_tell(view, news)) for view in views]
+        changed = asyncio.Event()
+        watches = [asyncio.create_task(_signal_changes(view, changed)) for view in views]
         try:
             while True:
-                news.clear()
+                changed.clear()
                 self.refresh()
                 await on_change()
-                with contextlib.suppress(TimeoutError):  # an engine's grace may be over
+                with contextlib.suppress(TimeoutError):  # the grace of an engine may have ended
                     async with asyncio.timeout(GONE_GRACE_S / 4):
-                        await news.wait()
+                        await changed.wait()
         finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.wait(watches)
+            await cancel_and_wait(*watches)
 
 
-async def _tell(view: View, news: asyncio.Event) -> None:
+async def _signal_changes(view: RegistryRecords, changed: asyncio.Event) -> None:
     version = 0
     while True:
         version = await view.wait_change(version)
-        news.set()
+        changed.set()
 
 
-def engine_of(key: str, value: bytes) -> engine_pb2.EngineInfo | None:
-    """What an engine wrote about itself, or None if it cannot be used."""
+def parse_engine(key: str, value: bytes) -> engine_pb2.EngineInfo | None:
+    """Parse an engine's record; None, with a warning, if it cannot be used."""
     try:
         info = json_format.Parse(value, engine_pb2.EngineInfo(), ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeDecodeError) as error:
-        log.warning("registry: %s is unreadable: %s", key, error)
+        log.warning("ignoring %s in the registry: %s", key, error)
         return None
     if not info.address or not info.model:
-        log.warning("registry: %s has no address or no model", key)
+        log.warning("ignoring %s in the registry: no address or no model", key)
         return None
     return info
 
 
 def models_of(engines: Iterable[engine_pb2.EngineInfo]) -> dict[str, ModelView]:
-    """Engines grouped by the model they serve."""
+    """Group engines by model."""
     grouped: dict[str, list[engine_pb2.EngineInfo]] = {}
     for info in engines:
         grouped.setdefault(info.model, []).append(info)
@@ -240,21 +234,21 @@ def models_of(engines: Iterable[engine_pb2.EngineInfo]) -> dict[str, ModelView]:
 def revisions_of(
     engines: Iterable[engine_pb2.EngineInfo],
 ) -> dict[tuple[str, str], ModelView]:
-    """Engines grouped by model and revision."""
+    """Group engines by model and revision."""
     grouped: dict[tuple[str, str], list[engine_pb2.EngineInfo]] = {}
     for info in engines:
         grouped.setdefault((info.model, info.model_revision), []).append(info)
     return {key: _view_of(key[0], group) for key, group in grouped.items()}
 
 
-def addresses_of(view: View) -> tuple[str, ...]:
-    """The addresses of balancers, in a stable order."""
+def addresses_of(view: RegistryRecords) -> tuple[str, ...]:
+    """The addresses in the balancers' records, sorted."""
     found = set()
     for key, value in view.snapshot().items():
         try:
             address = json.loads(value)["address"]
         except (ValueError, KeyError, TypeError):
-            log.warning("registry: %s is unreadable", key)
+            log.warning("ignoring %s in the registry: not a balancer's record", key)
             continue
         if isinstance(address, str) and address:
             found.add(address)
@@ -262,11 +256,11 @@ def addresses_of(view: View) -> tuple[str, ...]:
 
 
 def _view_of(name: str, group: list[engine_pb2.EngineInfo]) -> ModelView:
-    # While two revisions of a model run side by side, the more common one speaks for it.
+    # If two revisions of a model run side by side, the more common one describes it.
     revisions = Counter((e.tokenizer_digest, e.model_revision) for e in group)
     (digest, revision), _ = max(revisions.items(), key=lambda item: (item[1], item[0]))
     chosen = [e for e in group if e.tokenizer_digest == digest]
-    foreign = len(chosen) < len(group)
+    mixed = len(chosen) < len(group)
     return ModelView(
         name=name,
         revision=revision,
@@ -276,6 +270,6 @@ def _view_of(name: str, group: list[engine_pb2.EngineInfo]) -> ModelView:
         eos_token_ids=frozenset(chosen[0].eos_token_ids),
         engines=tuple(sorted(chosen, key=lambda e: e.engine_id)),
         created_unix_s=min(e.epoch_ms for e in chosen) // 1000,
-        # What was tokenised for one tokenizer must not go to an engine with another.
-        pinned=revision if foreign else "",
+        # Token ids of one tokenizer must not reach an engine with another one.
+        pinned=revision if mixed else None,
     )

@@ -1,4 +1,4 @@
-"""A registry for fleets without etcd: asks a fixed list of engines what they serve."""
+"""A registry for fleets without etcd: queries a fixed list of engines for their models."""
 
 import asyncio
 import logging
@@ -10,15 +10,16 @@ from google.protobuf import json_format
 
 from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.common.rpc import Membership
+from services.common.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
-ASK_EVERY_S = 2.0
-ASK_TIMEOUT_S = 5.0
+QUERY_EVERY_S = 2.0
+QUERY_TIMEOUT_S = 5.0
 
 
 class StaticEngines:
-    """A view (see catalog.View) over GetInfo of the named engines."""
+    """RegistryRecords made of the engines' answers to GetInfo."""
 
     def __init__(self, addresses: Sequence[str], membership: Membership) -> None:
         self._membership = membership
@@ -30,40 +31,39 @@ class StaticEngines:
 
     @property
     def connected(self) -> bool:
-        """Whether any engine has answered."""
+        """Whether any engine answered the last query."""
         return bool(self._known)
 
     def snapshot(self) -> Mapping[str, bytes]:
-        """Address to EngineInfo as JSON, for the engines that answered last time."""
+        """Address → EngineInfo as JSON, for the engines that answered the last query."""
         return dict(self._known)
 
     async def wait_change(self, version: int) -> int:
-        """Return the newer version once there is one."""
+        """Return the current version as soon as it is newer than `version`."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._version > version)
             return self._version
 
     async def start(self) -> None:
-        """Ask all once, then keep asking."""
-        await self._ask_all()
+        """Query all engines once, then repeat in the background."""
+        await self._query_all()
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Stop asking and close the channels; idempotent."""
+        """Stop querying and close the channels; idempotent."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await cancel_and_wait(self._task)
             self._task = None
         for channel in self._channels.values():
             await channel.close()
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(ASK_EVERY_S)
-            await self._ask_all()
+            await asyncio.sleep(QUERY_EVERY_S)
+            await self._query_all()
 
-    async def _ask_all(self) -> None:
-        answers = await asyncio.gather(*(self._ask(address) for address in self._channels))
+    async def _query_all(self) -> None:
+        answers = await asyncio.gather(*(self._query(address) for address in self._channels))
         known = {address: value for address, value in answers if value is not None}
         if known != self._known:
             async with self._changed:
@@ -71,14 +71,14 @@ class StaticEngines:
                 self._version += 1
                 self._changed.notify_all()
 
-    async def _ask(self, address: str) -> tuple[str, bytes | None]:
+    async def _query(self, address: str) -> tuple[str, bytes | None]:
         channel = self._channels[address]
         stub: Any = engine_pb2_grpc.EngineStub(channel)
         try:
             info = await stub.GetInfo(
                 engine_pb2.GetInfoRequest(),
                 metadata=self._membership.metadata,
-                timeout=ASK_TIMEOUT_S,
+                timeout=QUERY_TIMEOUT_S,
             )
         except grpc.aio.AioRpcError as error:
             log.debug("engine %s does not answer: %s", address, error.code().name)

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates, fetched from any engine that has them and kept by digest."""
+"""Tokenizers and chat templates, fetched from an engine that has them and cached by digest."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ import grpc
 from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.common.errors import UnavailableError
 from services.common.rpc import Membership
+from services.common.tasks import cancel_and_wait
 from services.common.text import TextAssets, Tokenizer, template_of
 from services.common.text.chat_template import Template
 from services.gateway.answers.profile import ChatProfile, detect
@@ -20,22 +21,26 @@ from services.gateway.models.catalog import ModelView
 
 log = logging.getLogger(__name__)
 
-KEPT = 8
+MAX_CACHED = 8
 FETCH_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
 class ModelText:
-    """One model's ways with text."""
+    """The tokenizer, chat template and answer syntax of a model."""
 
     tokenizer: Tokenizer
     template: Template
     profile: ChatProfile
-    """How it writes calls and reasoning, by its template."""
+    """How the model writes calls and reasoning, by its template."""
 
 
 class TextStore:
-    """Fetches each digest once, however many requests wait for it."""
+    """Fetches each digest once, for all requests that wait for it.
+
+    Args:
+        pool: threads that build tokenizers.
+    """
 
     def __init__(self, membership: Membership, pool: Executor) -> None:
         self._membership = membership
@@ -44,54 +49,51 @@ class TextStore:
         self._fetches: dict[str, asyncio.Task[ModelText]] = {}
 
     async def get(self, model: ModelView) -> ModelText:
-        """The text of a model, at once if its digest is known.
+        """The text of a model, at once if its digest is cached.
 
         Raises:
-            UnavailableError: no engine gave it.
+            UnavailableError: no engine could send it.
         """
         digest = model.tokenizer_digest
         ready = self._ready.get(digest)
         if ready is not None:
             self._ready.move_to_end(digest)
             return ready
-        # Shielded: a client that leaves must not take the others' tokenizer along.
-        return await asyncio.shield(self._fetching(model))
+        # Shielded: a client that disconnects must not cancel the fetch for the others.
+        return await asyncio.shield(self._fetch_task(model))
 
     def prefetch(self, models: Sequence[ModelView]) -> None:
-        """Begin to fetch the texts of these models; one that fails is left for a request."""
+        """Fetch the texts of these models in the background; a request repeats a failed fetch."""
         for model in models:
             if model.tokenizer_digest not in self._ready:
-                self._fetching(model)
+                self._fetch_task(model)
 
     async def close(self) -> None:
-        """End fetches that still run."""
-        fetches = list(self._fetches.values())
-        for fetch in fetches:
-            fetch.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
+        """Cancel running fetches."""
+        await cancel_and_wait(*self._fetches.values())
 
-    def _fetching(self, model: ModelView) -> asyncio.Task[ModelText]:
+    def _fetch_task(self, model: ModelView) -> asyncio.Task[ModelText]:
         digest = model.tokenizer_digest
         fetch = self._fetches.get(digest)
         if fetch is None:
             fetch = asyncio.create_task(self._fetch(digest, model.engines))
             self._fetches[digest] = fetch
-            fetch.add_done_callback(lambda done: self._landed(digest, done))
+            fetch.add_done_callback(lambda done: self._store(digest, done))
         return fetch
 
-    def _landed(self, digest: str, fetch: asyncio.Task[ModelText]) -> None:
+    def _store(self, digest: str, fetch: asyncio.Task[ModelText]) -> None:
         self._fetches.pop(digest, None)
         if fetch.cancelled() or fetch.exception() is not None:
             return
         self._ready[digest] = fetch.result()
-        while len(self._ready) > KEPT:
+        while len(self._ready) > MAX_CACHED:
             self._ready.popitem(last=False)
 
     async def _fetch(self, digest: str, engines: Sequence[engine_pb2.EngineInfo]) -> ModelText:
-        problem = "no engine to ask"
+        problem = "no engine serves the model"
         for engine in engines:
             try:
-                assets = await self._ask(engine.address, digest)
+                assets = await self._request_assets(engine.address, digest)
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._pool, _build, assets)
             except grpc.aio.AioRpcError as error:
@@ -100,12 +102,12 @@ class TextStore:
                 problem = f"engine {engine.engine_id}: {error}"
             log.warning("cannot fetch tokenizer %s: %s", digest, problem)
         raise UnavailableError(
-            f"the model's tokenizer cannot be fetched: {problem}",
+            f"cannot fetch the model's tokenizer: {problem}",
             reason="TOKENIZER_UNAVAILABLE",
             retry_after_s=1,
         )
 
-    async def _ask(self, address: str, digest: str) -> TextAssets:
+    async def _request_assets(self, address: str, digest: str) -> TextAssets:
         async with self._membership.channel(address) as channel:
             stub: Any = engine_pb2_grpc.EngineStub(channel)
             chunks = stub.GetTokenizer(
@@ -115,7 +117,7 @@ class TextStore:
             )
             assets = await TextAssets.from_chunks(chunks)
         if assets.digest != digest:
-            raise ValueError(f"sent {assets.digest} for {digest}")
+            raise ValueError(f"sent tokenizer {assets.digest} instead of {digest}")
         return assets
 
 

@@ -1,9 +1,13 @@
 """The OpenAI-compatible HTTP face.
 
-app.py                   routes, models, refusals
-endpoint.py              one generation: body in, JSON or SSE out, the client's leaving noticed
-fields.py, shared_fields.py, chat_request.py, completion_request.py      JSON to our messages
-chat_format.py, completion_format.py, logprobs.py                        our messages to JSON
-errors.py                our errors as theirs
-http_server.py           uvicorn inside the gateway's loop
+app.py              routes, model listing, unsupported paths
+endpoint.py         one generation: JSON body in, JSON or server-sent events out
+body.py             reads the bounded body; parsed_body.py: its meaning
+fields.py           reads JSON field by field
+chat_request.py, completion_request.py, shared_fields.py, tool_fields.py   JSON → protobuf
+stream_group.py     the streams of one body, one per prompt
+sse.py              writes server-sent events
+answer_format.py, chat_format.py, completion_format.py, logprobs.py        protobuf → JSON
+errors.py           the fleet's errors in OpenAI's form
+http_server.py      uvicorn inside the gateway's event loop
 """

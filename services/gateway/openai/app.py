@@ -1,4 +1,4 @@
-"""Routes of the HTTP face."""
+"""The routes of the HTTP face."""
 
 from typing import Any
 
@@ -12,19 +12,18 @@ from services.common.errors import FleetError, InvalidArgumentError, NotFoundErr
 from services.gateway.callers.access import Access
 from services.gateway.models.catalog import Catalog, ModelView
 from services.gateway.openai.chat_format import ChatFormat
-from services.gateway.openai.chat_request import read_chat
+from services.gateway.openai.chat_request import parse_chat
 from services.gateway.openai.completion_format import CompletionFormat
-from services.gateway.openai.completion_request import read_completion
+from services.gateway.openai.completion_request import parse_completion
 from services.gateway.openai.endpoint import (
     GenerationEndpoint,
     enter,
     error_response,
     json_response,
 )
-from services.gateway.request.exchange import Rooms
+from services.gateway.request.dependencies import Dependencies
 
-# First part of the paths that clients of OpenAI try; named, so that the answer is not just "not
-# found".
+# First parts of OpenAI's other paths: their error names the path and what is served instead.
 UNSERVED = (
     "embeddings",
     "responses",
@@ -49,18 +48,18 @@ UNSERVED = (
 _ALL_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-def make_app(rooms: Rooms, access: Access, catalog: Catalog) -> Starlette:
+def make_app(dependencies: Dependencies, access: Access, catalog: Catalog) -> Starlette:
     """The ASGI application of one gateway."""
     chat = GenerationEndpoint(
-        rooms, access, prefix="chatcmpl", read=read_chat, make_format=ChatFormat
+        dependencies, access, prefix="chatcmpl", parse=parse_chat, make_format=ChatFormat
     )
     completions = GenerationEndpoint(
-        rooms, access, prefix="cmpl", read=read_completion, make_format=CompletionFormat
+        dependencies, access, prefix="cmpl", parse=parse_completion, make_format=CompletionFormat
     )
     models = _Models(catalog, access)
 
     async def healthz(_: Request) -> Response:
-        if rooms.in_flight.draining:
+        if dependencies.in_flight.draining:
             return PlainTextResponse("draining\n", status_code=503)
         return PlainTextResponse("ok\n")
 
@@ -110,8 +109,8 @@ def _model(model: ModelView, name: str) -> dict[str, Any]:
 async def _unserved(request: Request) -> Response:
     return error_response(
         NotFoundError(
-            f"{request.url.path} is not served; /v1/chat/completions, /v1/completions and "
-            "/v1/models are",
+            f"{request.url.path} is not supported; use /v1/chat/completions, /v1/completions or "
+            "/v1/models",
             reason="UNSUPPORTED_ENDPOINT",
         )
     )

@@ -1,4 +1,4 @@
-"""A request's body, bounded; and the moment at which its sender leaves."""
+"""Reads the body of a request, with a bound, and waits for its sender to disconnect."""
 
 from typing import Any, NoReturn
 
@@ -16,27 +16,27 @@ async def read_json(scope: Scope, receive: Receive) -> Any:
     """The body as a JSON value.
 
     Raises:
-        PayloadTooLargeError: it is longer than a gRPC message may be.
-        InvalidArgumentError: it is not JSON.
-        CancelledError: the client left while sending.
+        PayloadTooLargeError: the body is longer than a gRPC message may be.
+        InvalidArgumentError: the body is not JSON.
+        CancelledError: the client disconnected while sending.
     """
     headers = dict(scope["headers"])
     declared = headers.get(b"content-length", b"0")
     too_large = declared.isdigit() and int(declared) > MAX_RECEIVE_BYTES
     if too_large and b"expect" in headers:
-        _refuse_size()  # a client that asks first has sent nothing yet
+        _refuse_size()  # the client waits for 100 Continue and has sent nothing
     parts: list[bytes] = []
     size = 0
     more = True
     while more and size <= MAX_DISCARDED_BYTES:
         message: Message = await receive()
         if message["type"] == "http.disconnect":
-            raise CancelledError("the client left while sending its request")
+            raise CancelledError("the client disconnected while sending its request")
         part = message.get("body", b"")
         size += len(part)
         more = message.get("more_body", False)
-        # What is too much is read all the same: closing on a client that still sends would reset
-        # the connection before it has read the answer.
+        # The rest of a body that is too large is read and discarded: closing the connection while
+        # the client sends would reset it before the client has read the answer.
         too_large = too_large or size > MAX_RECEIVE_BYTES
         if too_large:
             parts.clear()
@@ -47,8 +47,8 @@ async def read_json(scope: Scope, receive: Receive) -> Any:
     return _decode(b"".join(parts))
 
 
-async def until_gone(receive: Receive) -> None:
-    """Return once the client has closed its side."""
+async def wait_disconnect(receive: Receive) -> None:
+    """Return once the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,14 +1,14 @@
-"""/v1/chat/completions: the body as a GenerateRequest."""
+"""/v1/chat/completions: parses the body into a GenerateRequest."""
 
 from typing import Any
 
 import msgspec
 
 from inferfleet_proto.v1 import inference_pb2
-from services.gateway.openai.fields import Fields, kind_of, refuse
-from services.gateway.openai.plan import Plan
+from services.gateway.openai.fields import Fields, describe_value, refuse
+from services.gateway.openai.parsed_body import ParsedBody
 from services.gateway.openai.shared_fields import (
-    HARMLESS,
+    IGNORED_FIELDS,
     MAX_INT,
     read_constraint,
     read_routing,
@@ -22,11 +22,11 @@ MAX_MESSAGES = 4096
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-def read_chat(body: Any) -> Plan:
-    """Understand a body.
+def parse_chat(body: Any) -> ParsedBody:
+    """Parse a body.
 
     Raises:
-        InvalidArgumentError: naming the field that is wrong or not supported.
+        InvalidArgumentError: names the field that is invalid or not supported.
     """
     fields = Fields(body)
     request = inference_pb2.GenerateRequest(model=fields.text("model") or "")
@@ -46,10 +46,10 @@ def read_chat(body: Any) -> Plan:
     logprobs = _read_logprobs(fields, request)
     stream, include_usage = read_stream(fields)
     if (fields.items("modalities", 8) or ["text"]) != ["text"]:
-        refuse("modalities", "only text is served")
-    fields.ignore(*HARMLESS)
-    fields.done()
-    return Plan((request,), stream, include_usage, logprobs)
+        refuse("modalities", "only text is supported")
+    fields.ignore(*IGNORED_FIELDS)
+    fields.refuse_unread()
+    return ParsedBody((request,), stream, include_usage, logprobs)
 
 
 def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
@@ -57,7 +57,7 @@ def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
     if role not in ("system", "developer", "user", "assistant", "tool"):
         refuse(
             fields.name("role"),
-            f"must be system, developer, user, assistant or tool, got {kind_of(role)}",
+            f"must be system, developer, user, assistant or tool, got {describe_value(role)}",
         )
     message.role = "system" if role == "developer" else role
     message.content = _content(fields)
@@ -68,27 +68,29 @@ def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
         inner = Fields(call, f"{fields.name('tool_calls')}[{index}]")
         _read_call(inner, message.tool_calls.add(index=index))
     if role == "tool" and not message.tool_call_id:
-        refuse(fields.name("tool_call_id"), "is needed: it says which call this answers")
-    if role == "assistant" and not message.tool_calls and fields.take("content") is None:
-        refuse(fields.name("content"), "is needed, unless there are tool_calls")
+        refuse(
+            fields.name("tool_call_id"), "is required: it names the call that this message answers"
+        )
+    if role == "assistant" and not message.tool_calls and fields.value("content") is None:
+        refuse(fields.name("content"), "is required, unless there are tool_calls")
     fields.ignore("annotations")
-    fields.done()
+    fields.refuse_unread()
 
 
 def _content(fields: Fields) -> str:
-    content = fields.take("content")
+    content = fields.value("content")
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        refuse(fields.name("content"), f"must be a string or parts, got {kind_of(content)}")
+        refuse(fields.name("content"), f"must be a string or parts, got {describe_value(content)}")
     texts = []
     for index, item in enumerate(content):
         part = Fields(item, f"{fields.name('content')}[{index}]")
         kind = part.text("type")
         if kind != "text":
-            refuse(part.name("type"), f"only text parts are served, got {kind_of(kind)}")
+            refuse(part.name("type"), f"only text parts are supported, got {describe_value(kind)}")
         texts.append(part.text("text") or "")
-        part.done()
+        part.refuse_unread()
     return "".join(texts)
 
 
@@ -97,21 +99,21 @@ def _read_call(fields: Fields, call: inference_pb2.ToolCall) -> None:
     fields.ignore("type", "index")
     function = fields.nested("function")
     if function is None:
-        refuse(fields.name("function"), "is needed")
+        refuse(fields.name("function"), "is required")
     call.name = function.text("name") or ""
     call.arguments = function.text("arguments") or ""
     try:
         msgspec.json.decode(call.arguments or "{}")
     except (msgspec.DecodeError, RecursionError) as error:
         refuse(function.name("arguments"), f"must be JSON text: {error}")
-    function.done()
-    fields.done()
+    function.refuse_unread()
+    fields.refuse_unread()
 
 
 def _read_template(fields: Fields, chat: inference_pb2.Chat) -> None:
-    args = fields.take("chat_template_kwargs")
+    args = fields.value("chat_template_kwargs")
     if args is not None and not isinstance(args, dict):
-        refuse("chat_template_kwargs", f"must be an object, got {kind_of(args)}")
+        refuse("chat_template_kwargs", f"must be an object, got {describe_value(args)}")
     try:
         chat.template_args.update(args or {})
     except (TypeError, ValueError, OverflowError) as error:
@@ -122,12 +124,14 @@ def _read_template(fields: Fields, chat: inference_pb2.Chat) -> None:
 
 
 def _read_effort(fields: Fields, chat: inference_pb2.Chat) -> None:
-    """Variables of the template: what they do is the model's affair."""
+    """Set variables of the chat template; their effect depends on the model."""
     effort = fields.text("reasoning_effort")
     if effort is None:
         return
     if effort not in EFFORTS:
-        refuse("reasoning_effort", f"must be one of {', '.join(EFFORTS)}, got {kind_of(effort)}")
+        refuse(
+            "reasoning_effort", f"must be one of {', '.join(EFFORTS)}, got {describe_value(effort)}"
+        )
     if "reasoning_effort" not in chat.template_args:
         chat.template_args["reasoning_effort"] = effort
     if effort == "none" and "enable_thinking" not in chat.template_args:
@@ -138,7 +142,7 @@ def _read_max_tokens(fields: Fields, request: inference_pb2.GenerateRequest) -> 
     newer = fields.integer("max_completion_tokens", 1, MAX_INT)
     older = fields.integer("max_tokens", 1, MAX_INT)
     if newer is not None and older is not None and newer != older:
-        refuse("max_tokens", "differs from max_completion_tokens")
+        refuse("max_tokens", "must be equal to max_completion_tokens if both are set")
     most = older if newer is None else newer
     if most is not None:
         request.stop.max_tokens = most
@@ -148,7 +152,7 @@ def _read_logprobs(fields: Fields, request: inference_pb2.GenerateRequest) -> bo
     wanted = bool(fields.boolean("logprobs"))
     top = fields.integer("top_logprobs", 0, 20)
     if top and not wanted:
-        refuse("top_logprobs", "needs logprobs true")
+        refuse("top_logprobs", "requires logprobs: true")
     request.response.logprobs = wanted
     if top is not None:
         request.response.top_logprobs = top

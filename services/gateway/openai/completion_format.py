@@ -1,22 +1,29 @@
-"""/v1/completions: our events as text_completion; choice = prompt × n + choice of the prompt."""
+"""/v1/completions: writes events as text_completion objects.
+
+The index of a choice is prompt × n + choice of the prompt.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from inferfleet_proto.v1 import inference_pb2
-from services.gateway.openai.answer import Header, finish_of
+from services.gateway.openai.answer_format import Header, finish_of
 from services.gateway.openai.logprobs import LegacyLogprobs, shown
-from services.gateway.openai.plan import Plan
+from services.gateway.openai.parsed_body import ParsedBody
 
 KIND = "text_completion"
 
 
 class CompletionFormat:
-    """See answer.Format. Keeps, per choice, how far its text has come."""
+    """See AnswerFormat. Keeps the length of each choice's text.
 
-    def __init__(self, plan: Plan, header: Header, hidden: frozenset[int]) -> None:
-        self._plan = plan
+    Args:
+        hidden: ids of tokens that are left out of log probabilities.
+    """
+
+    def __init__(self, body: ParsedBody, header: Header, hidden: frozenset[int]) -> None:
+        self._body = body
         self._header = header
         self._hidden = hidden
         self._columns: defaultdict[int, LegacyLogprobs] = defaultdict(LegacyLogprobs)
@@ -24,7 +31,7 @@ class CompletionFormat:
         self._prompt_tokens: dict[int, list[inference_pb2.TokenLogprob]] = {}
 
     def started(self, prompt: int, event: inference_pb2.Started) -> dict[str, Any] | None:
-        for choice in range(self._plan.num_choices):
+        for choice in range(self._body.num_choices):
             self._prompt_tokens[self._index(prompt, choice)] = list(event.prompt_logprobs)
         return None
 
@@ -35,8 +42,8 @@ class CompletionFormat:
         if not event.text and not tokens:
             return None
         choice = self._choice(index, event.text)
-        if self._plan.logprobs:
-            choice["logprobs"] = self._columns[index].take(tokens)
+        if self._body.logprobs:
+            choice["logprobs"] = self._columns[index].add_tokens(tokens)
         return self._chunk([choice])
 
     def finished(self, prompt: int, event: inference_pb2.Finished) -> dict[str, Any]:
@@ -53,20 +60,20 @@ class CompletionFormat:
         for prompt, answer in enumerate(answers):
             for choice in answer.choices:
                 whole = self._choice(self._index(prompt, choice.index), choice.text)
-                if self._plan.logprobs:
+                if self._body.logprobs:
                     tokens = [*answer.prompt_logprobs, *shown(choice.logprobs, self._hidden)]
-                    whole["logprobs"] = LegacyLogprobs().take(tokens)
+                    whole["logprobs"] = LegacyLogprobs().add_tokens(tokens)
                 choices.append({**whole, **finish_of(choice.finished)})
         return {**self._header.frame(KIND, choices), "usage": usage}
 
     def _index(self, prompt: int, choice: int) -> int:
-        return prompt * self._plan.num_choices + choice
+        return prompt * self._body.num_choices + choice
 
     def _choice(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._header.frame(KIND, choices)
-        if self._plan.include_usage:
+        if self._body.include_usage:
             chunk["usage"] = None
         return chunk

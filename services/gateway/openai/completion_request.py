@@ -1,12 +1,12 @@
-"""/v1/completions: the body as one GenerateRequest per prompt."""
+"""/v1/completions: parses the body into one GenerateRequest per prompt."""
 
 from typing import Any
 
 from inferfleet_proto.v1 import inference_pb2
-from services.gateway.openai.fields import Fields, kind_of, refuse
-from services.gateway.openai.plan import Plan
+from services.gateway.openai.fields import Fields, describe_value, refuse
+from services.gateway.openai.parsed_body import ParsedBody
 from services.gateway.openai.shared_fields import (
-    HARMLESS,
+    IGNORED_FIELDS,
     MAX_INT,
     read_constraint,
     read_routing,
@@ -19,11 +19,11 @@ from services.gateway.openai.shared_fields import (
 MAX_PROMPTS = 64
 
 
-def read_completion(body: Any) -> Plan:
-    """Understand a body.
+def parse_completion(body: Any) -> ParsedBody:
+    """Parse a body.
 
     Raises:
-        InvalidArgumentError: naming the field that is wrong or not supported.
+        InvalidArgumentError: names the field that is invalid or not supported.
     """
     fields = Fields(body)
     common = inference_pb2.GenerateRequest(model=fields.text("model") or "")
@@ -37,7 +37,7 @@ def read_completion(body: Any) -> Plan:
     best_of = fields.integer("best_of", 1, MAX_INT)
     n = common.sampling.n if common.sampling.HasField("n") else 1
     if best_of is not None and best_of != n:
-        refuse("best_of", f"only as many as n are made, which is {n}; got {best_of}")
+        refuse("best_of", f"must be equal to n, which is {n}; got {best_of}")
     logprobs = fields.integer("logprobs", 0, 20)
     echo = bool(fields.boolean("echo"))
     common.response.echo = echo
@@ -46,10 +46,10 @@ def read_completion(body: Any) -> Plan:
         common.response.top_logprobs = logprobs
         common.response.prompt_logprobs = echo
     stream, include_usage = read_stream(fields)
-    requests = _requests(fields.take("prompt"), common)
-    fields.ignore(*HARMLESS)
-    fields.done()
-    return Plan(requests, stream, include_usage, logprobs is not None, echo)
+    requests = _requests(fields.value("prompt"), common)
+    fields.ignore(*IGNORED_FIELDS)
+    fields.refuse_unread()
+    return ParsedBody(requests, stream, include_usage, logprobs is not None)
 
 
 def _requests(
@@ -72,12 +72,14 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
-        refuse("prompt", f"must be text, token ids or an array of these, got {kind_of(prompt)}")
+        refuse(
+            "prompt", f"must be text, token ids or an array of these, got {describe_value(prompt)}"
+        )
     if isinstance(prompt[0], int):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
         refuse("prompt", f"at most {MAX_PROMPTS} prompts, got {len(prompt)}")
     for index, single in enumerate(prompt):
         if not isinstance(single, str | list):
-            refuse(f"prompt[{index}]", f"must be text or token ids, got {kind_of(single)}")
+            refuse(f"prompt[{index}]", f"must be text or token ids, got {describe_value(single)}")
     return prompt

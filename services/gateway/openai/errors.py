@@ -1,4 +1,4 @@
-"""The fleet's errors in OpenAI's clothes: status, body and headers."""
+"""The fleet's errors in OpenAI's form: HTTP status, body and headers."""
 
 import math
 import re
@@ -37,11 +37,11 @@ _PREFIXES = ("sampling.", "stop.", "response.", "chat.", "routing.", "cache.")
 
 
 class PayloadTooLargeError(FleetError):
-    """The body is over the limit; HTTP has a status of its own for that."""
+    """The body is too long; HTTP has its own status for that, 413."""
 
 
 def param_of(field: str) -> str:
-    """The name that an OpenAI client knows a field of ours by; its own names pass unchanged."""
+    """OpenAI's name of a field of the fleet's contract; OpenAI's own names stay unchanged."""
     if field in _RENAMED:
         return _RENAMED[field]
     found = _STOP_STRING.fullmatch(field)
@@ -66,7 +66,7 @@ def status_of(error: FleetError) -> int:
 
 
 def body_of(error: FleetError) -> dict[str, Any]:
-    """The body, as both a plain answer and an event of a stream carry it."""
+    """The body of an error answer, which is also the payload of an error event."""
     field = error.violations[0].field if error.violations else None
     message = error.message
     param = None
@@ -82,13 +82,13 @@ def body_of(error: FleetError) -> dict[str, Any]:
 
 
 def headers_of(error: FleetError) -> dict[str, str]:
-    """Headers that tell a client whether and when to come again."""
+    """Headers that tell a client whether and when to retry."""
     status = status_of(error)
     headers = {"x-should-retry": "true" if status in (429, 503) else "false"}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if status == 413:
         headers["connection"] = "close"
-    # A quota's state, which gRPC callers find in the ErrorInfo.
+    # The state of the quotas; gRPC callers find it in the ErrorInfo.
     headers |= {k: v for k, v in error.metadata.items() if k.startswith("x-ratelimit-")}
     return headers

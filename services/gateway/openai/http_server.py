@@ -1,4 +1,4 @@
-"""uvicorn inside the gateway's own loop: no signal handlers, no logs, a port of our choice."""
+"""uvicorn inside the gateway's event loop, without its signal handlers and logs."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ class _Embedded(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # the process's signals belong to lifecycle.run
+        yield  # lifecycle.run handles the signals of the process
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -37,7 +37,7 @@ class HttpServer:
 
     Args:
         app: the application.
-        files: serve HTTPS with these, and with what replaces them; None for HTTP.
+        files: certificate and key for HTTPS, reloaded when they are replaced; None for HTTP.
     """
 
     def __init__(self, app: ASGIApp, files: TlsFiles | None = None) -> None:
@@ -52,7 +52,7 @@ class HttpServer:
                 log_level="warning",
                 ssl_certfile=cert_file or None,
                 ssl_keyfile=key_file or None,
-                ssl_context_factory=_renewing(files) if files is not None else None,
+                ssl_context_factory=_reloading_contexts(files) if files is not None else None,
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -65,7 +65,7 @@ class HttpServer:
         """Listen and return host:port.
 
         Raises:
-            ConfigError: the port cannot be had.
+            ConfigError: it cannot listen on the port.
         """
         listener = _listen(host, port)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
@@ -74,36 +74,40 @@ class HttpServer:
         ready.cancel()
         if self._task.done():
             self._task.result()
-            raise ConfigError(f"http_port: the HTTP server ended at once on {host}:{port}")
+            raise ConfigError(f"http_port: the HTTP server on {host}:{port} ended at once")
         return f"{host}:{listener.getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Close; answers that still run are cut after a second. Idempotent."""
+        """Stop listening; running answers are cut after a second. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             self._server.should_exit = True
             await asyncio.wait({task})
 
 
-def _renewing(files: TlsFiles) -> MakeContext:
-    """Contexts that look at the files before each handshake."""
+def _reloading_contexts(files: TlsFiles) -> MakeContext:
+    """Makes TLS contexts that check the files for changes before each handshake."""
 
     def make(config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
         del config
         version, newest = files.newest()[0], default()
 
-        def look(handshake: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        def select_context(
+            handshake: ssl.SSLObject, name: str | None, first: ssl.SSLContext
+        ) -> None:
             del name, first
             nonlocal version, newest
-            now, _ = files.newest()
-            if now != version:
-                # A context of its own: one that is in use must not change.
-                with contextlib.suppress(OSError):  # replaced again just now: next time
-                    version, newest = now, default()
+            current, _ = files.newest()
+            if current != version:
+                # A new context, because one that is in use must not change.
+                with contextlib.suppress(
+                    OSError
+                ):  # being replaced again: the next handshake retries
+                    version, newest = current, default()
             handshake.context = newest
 
         listening = default()
-        listening.sni_callback = look  # called for clients that name no server as well
+        listening.sni_callback = select_context  # also called without a server name
         return listening
 
     return make

@@ -1,4 +1,4 @@
-"""Log probabilities as the two OpenAI endpoints write them; always finite, bytes always exact."""
+"""Log probabilities in the forms of both OpenAI endpoints: always finite, with exact bytes."""
 
 import codecs
 import math
@@ -7,25 +7,25 @@ from typing import Any
 
 from inferfleet_proto.v1 import inference_pb2
 
-# JSON has no -Infinity; OpenAI's own server says this for what cannot be drawn.
+# JSON has no -Infinity; OpenAI's own server writes this number for impossible tokens.
 LOWEST = -9999.0
 
 TokenLogprob = inference_pb2.TokenLogprob
 
 
 def chat_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Entries of choices[].logprobs.content."""
+    """The entries of choices[].logprobs.content."""
     return [{**_entry(token), "top_logprobs": [_entry(t) for t in token.top]} for token in tokens]
 
 
 class LegacyLogprobs:
-    """choices[].logprobs of /v1/completions; text_offset goes on over a stream's chunks."""
+    """choices[].logprobs of /v1/completions; text_offset counts across the chunks of a stream."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def take(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def add_tokens(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The columns for the next tokens."""
         offsets = []
         for token in tokens:
@@ -42,7 +42,7 @@ class LegacyLogprobs:
 def shown(
     tokens: Iterable[TokenLogprob], hidden: frozenset[int]
 ) -> list[inference_pb2.TokenLogprob]:
-    """Without the tokens that end an answer: they are no part of its text."""
+    """The tokens without the hidden ones, which end an answer and are not part of its text."""
     return [token for token in tokens if token.token_id not in hidden]
 
 

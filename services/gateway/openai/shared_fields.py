@@ -1,4 +1,4 @@
-"""What chat and plain completions have in common: sampling, stops, constraints, options."""
+"""The fields of both endpoints: sampling, stop conditions, constraints, stream options."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import msgspec
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common.request_limits import MAX_BIASED_IDS, MAX_STOP_STRINGS
-from services.gateway.openai.fields import Fields, kind_of, refuse
+from services.gateway.openai.fields import Fields, describe_value, refuse
 
-# They change nothing in the answer: labels, retention and tiers of a hosted product.
-HARMLESS = (
+# Labels, retention and tiers of a hosted product: they do not change the answer.
+IGNORED_FIELDS = (
     "user",
     "metadata",
     "store",
@@ -24,7 +24,7 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object", "structural_
 
 
 def read_sampling(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
-    """Fill `request.sampling`; ranges of numbers are checked where the contract is."""
+    """Fill `request.sampling`; request/checks.py checks the ranges of numbers."""
     sampling = request.sampling
     for name in (
         "temperature",
@@ -39,7 +39,7 @@ def read_sampling(fields: Fields, request: inference_pb2.GenerateRequest) -> Non
             setattr(sampling, name, number)
     top_k = fields.integer("top_k", -1, MAX_INT)
     if top_k is not None:
-        sampling.top_k = max(top_k, 0)  # 0 and -1 both are off
+        sampling.top_k = max(top_k, 0)  # -1 and 0 both mean off
     n = fields.integer("n", 0, MAX_INT)
     if n is not None:
         sampling.n = n
@@ -50,11 +50,11 @@ def read_sampling(fields: Fields, request: inference_pb2.GenerateRequest) -> Non
 
 
 def read_stop(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
-    """Fill `request.stop`, except for the maximum, whose name differs."""
-    stop = fields.take("stop")
+    """Fill `request.stop`, except for max_tokens, whose name differs between endpoints."""
+    stop = fields.value("stop")
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        refuse("stop", f"must be a string or an array of strings, got {kind_of(stop)}")
+        refuse("stop", f"must be a string or an array of strings, got {describe_value(stop)}")
     if len(texts) > MAX_STOP_STRINGS:
         refuse("stop", f"at most {MAX_STOP_STRINGS} strings, got {len(texts)}")
     request.stop.stop_strings.extend(texts)
@@ -68,7 +68,7 @@ def read_stop(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
 
 
 def read_routing(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
-    """Fill `request.routing`: extensions beside OpenAI's own fields."""
+    """Fill `request.routing` from fields that are extensions of OpenAI's API."""
     priority = fields.integer("priority", -(2**31), MAX_INT)
     if priority is not None:
         request.routing.priority = priority
@@ -79,57 +79,57 @@ def read_routing(fields: Fields, request: inference_pb2.GenerateRequest) -> None
 
 def read_constraint(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
     """Fill `request.constraint` from response_format or structured_outputs."""
-    wanted = fields.nested("response_format")
-    if wanted is not None:
-        _read_response_format(wanted, request.constraint)
-    extended = fields.nested("structured_outputs")
-    if extended is not None:
+    response_format = fields.nested("response_format")
+    if response_format is not None:
+        _read_response_format(response_format, request.constraint)
+    structured = fields.nested("structured_outputs")
+    if structured is not None:
         if request.constraint.WhichOneof("kind") is not None:
-            refuse("structured_outputs", "cannot be had together with response_format")
-        _read_structured(extended, request.constraint)
+            refuse("structured_outputs", "cannot be combined with response_format")
+        _read_structured(structured, request.constraint)
 
 
 def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """`stream`, and whether its last event tells the usage."""
+    """`stream`, and whether the last event holds the usage."""
     stream = bool(fields.boolean("stream"))
     options = fields.nested("stream_options")
     if options is None:
         return stream, False
     if not stream:
-        refuse("stream_options", "is allowed only with stream")
+        refuse("stream_options", "is only allowed with stream: true")
     usage = bool(options.boolean("include_usage"))
     options.ignore("include_obfuscation")
-    options.done()
+    options.refuse_unread()
     return stream, usage
 
 
 def token_ids_of(values: list[Any], field: str) -> list[int]:
-    """Ids from a JSON array.
+    """Check that the values are token ids.
 
     Raises:
-        InvalidArgumentError: one is no 32-bit id.
+        InvalidArgumentError: a value is not an unsigned 32-bit integer.
     """
     for value in values:
         if type(value) is not int or not 0 <= value < 2**32:
-            refuse(field, f"{kind_of(value)} is no token id")
+            refuse(field, f"{describe_value(value)} is not a token id")
     return values
 
 
 def _read_bias(fields: Fields, sampling: inference_pb2.SamplingParams) -> None:
-    bias = fields.take("logit_bias")
+    bias = fields.value("logit_bias")
     if bias is None:
         return
     if not isinstance(bias, dict):
-        refuse("logit_bias", f"must be an object of token id to bias, got {kind_of(bias)}")
+        refuse("logit_bias", f"must be an object of token id to bias, got {describe_value(bias)}")
     if len(bias) > MAX_BIASED_IDS:
         refuse("logit_bias", f"at most {MAX_BIASED_IDS} ids, got {len(bias)}")
     for key, value in bias.items():
         if not (key.isascii() and key.isdecimal() and int(key) < 2**32):
-            refuse("logit_bias", f"{key[:40]!r} is no token id")
+            refuse("logit_bias", f"{key[:40]!r} is not a token id")
         if isinstance(value, bool) or not isinstance(value, int | float):
-            refuse(f"logit_bias[{key}]", f"must be a number, got {kind_of(value)}")
+            refuse(f"logit_bias[{key}]", f"must be a number, got {describe_value(value)}")
         if not -100 <= value <= 100:
-            refuse(f"logit_bias[{key}]", f"must be in [-100, 100], got {kind_of(value)}")
+            refuse(f"logit_bias[{key}]", f"must be in [-100, 100], got {describe_value(value)}")
         sampling.logit_bias[int(key)] = value
 
 
@@ -140,22 +140,22 @@ def _read_response_format(wanted: Fields, constraint: inference_pb2.Constraint) 
     elif kind == "json_schema":
         named = wanted.nested("json_schema")
         if named is None:
-            refuse("response_format.json_schema", "is needed for this type")
+            refuse("response_format.json_schema", "is required for this type")
         named.ignore("name", "description", "strict")
         constraint.json_schema = _schema_text(named, "schema")
-        named.done()
+        named.refuse_unread()
     elif kind != "text":
         allowed = "text, json_object or json_schema"
-        refuse("response_format.type", f"must be {allowed}, got {kind_of(kind)}")
-    wanted.done()
+        refuse("response_format.type", f"must be {allowed}, got {describe_value(kind)}")
+    wanted.refuse_unread()
 
 
 def _read_structured(wanted: Fields, constraint: inference_pb2.Constraint) -> None:
     """vLLM's extension: one of json, regex, choice, grammar, json_object, structural_tag."""
     _refuse_two(wanted)
-    if wanted.take("json") is not None:
+    if wanted.value("json") is not None:
         constraint.json_schema = _schema_text(wanted, "json")
-    tag = wanted.take("structural_tag")
+    tag = wanted.value("structural_tag")
     if isinstance(tag, dict):
         constraint.structural_tag = msgspec.json.encode(tag).decode()
     elif tag is not None:
@@ -171,20 +171,20 @@ def _read_structured(wanted: Fields, constraint: inference_pb2.Constraint) -> No
         if not all(isinstance(text, str) for text in choice):
             refuse(wanted.name("choice"), "must be an array of strings")
         constraint.choice.texts.extend(choice)
-    wanted.done()
+    wanted.refuse_unread()
 
 
 def _refuse_two(wanted: Fields) -> None:
-    """The contract has room for one kind: the other would be dropped in silence."""
-    given = [kind for kind in _STRUCTURED if wanted.take(kind) is not None]
-    if wanted.take("json_object") is False:
+    """Refuse two kinds: a GenerateRequest holds only one, the other would be dropped silently."""
+    given = [kind for kind in _STRUCTURED if wanted.value(kind) is not None]
+    if wanted.value("json_object") is False:
         given.remove("json_object")
     if len(given) > 1:
-        refuse(wanted.name(given[1]), f"cannot be had together with {wanted.name(given[0])}")
+        refuse(wanted.name(given[1]), f"cannot be combined with {wanted.name(given[0])}")
 
 
 def _schema_text(fields: Fields, name: str) -> str:
-    schema = fields.take(name)
+    schema = fields.value(name)
     if not isinstance(schema, dict | bool):
-        refuse(fields.name(name), f"must be a JSON Schema, got {kind_of(schema)}")
+        refuse(fields.name(name), f"must be a JSON Schema, got {describe_value(schema)}")
     return msgspec.json.encode(schema).decode()

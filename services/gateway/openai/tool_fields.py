@@ -1,11 +1,11 @@
-"""`tools`, `tool_choice` and their kin: OpenAI's fields in the contract's terms."""
+"""Parses `tools`, `tool_choice` and `parallel_tool_calls`."""
 
 from typing import Any
 
 import msgspec
 
 from inferfleet_proto.v1 import inference_pb2
-from services.gateway.openai.fields import Fields, kind_of, refuse
+from services.gateway.openai.fields import Fields, describe_value, refuse
 
 MAX_TOOLS = 128
 _Choice = inference_pb2.ToolChoice
@@ -20,11 +20,11 @@ def read_tools(fields: Fields, chat: inference_pb2.Chat) -> None:
     """Fill `chat.tools`, `chat.tool_choice` and `chat.parallel_tool_calls`.
 
     Raises:
-        InvalidArgumentError: naming the field that is wrong or not supported.
+        InvalidArgumentError: names the field that is invalid or not supported.
     """
     for index, item in enumerate(fields.items("tools", MAX_TOOLS) or []):
         _read_tool(Fields(item, f"tools[{index}]"), chat.tools.add())
-    choice = fields.take("tool_choice")
+    choice = fields.value("tool_choice")
     if choice is not None:
         _read_choice(choice, chat.tool_choice)
     parallel = fields.boolean("parallel_tool_calls")
@@ -36,31 +36,31 @@ def _read_tool(fields: Fields, tool: inference_pb2.Tool) -> None:
     _only_functions(fields)
     function = fields.nested("function")
     if function is None:
-        refuse(fields.name("function"), "is needed")
+        refuse(fields.name("function"), "is required")
     name = function.text("name")
     if not name:
-        refuse(function.name("name"), "is needed")
+        refuse(function.name("name"), "is required")
     tool.name = name
     tool.description = function.text("description") or ""
-    parameters = function.take("parameters")
+    parameters = function.value("parameters")
     if parameters is not None:
         if not isinstance(parameters, dict):
-            problem = f"must be a JSON Schema, got {kind_of(parameters)}"
+            problem = f"must be a JSON Schema, got {describe_value(parameters)}"
             refuse(function.name("parameters"), problem)
-        # As text: a Struct would lose the order of the properties.
+        # As text, because a Struct would lose the order of the properties.
         tool.parameters_json = msgspec.json.encode(parameters).decode()
     strict = function.boolean("strict")
     if strict is not None:
         tool.strict = strict
-    function.done()
-    fields.done()
+    function.refuse_unread()
+    fields.refuse_unread()
 
 
 def _read_choice(choice: Any, target: inference_pb2.ToolChoice) -> None:
     if isinstance(choice, str):
         if choice not in _MODES:
             known = "auto, none, required or an object that names a function"
-            refuse("tool_choice", f"must be {known}, got {kind_of(choice)}")
+            refuse("tool_choice", f"must be {known}, got {describe_value(choice)}")
         target.mode = _MODES[choice]
         return
     fields = Fields(choice, "tool_choice")
@@ -68,9 +68,9 @@ def _read_choice(choice: Any, target: inference_pb2.ToolChoice) -> None:
     function = fields.nested("function")
     name = function.text("name") if function is not None else None
     if function is None or not name:
-        refuse("tool_choice.function.name", "is needed")
-    function.done()
-    fields.done()
+        refuse("tool_choice.function.name", "is required")
+    function.refuse_unread()
+    fields.refuse_unread()
     target.mode = _Choice.MODE_NAMED
     target.name = name
 
@@ -80,6 +80,6 @@ def _only_functions(fields: Fields) -> None:
     if kind != "function":
         refuse(
             fields.name("type"),
-            f"only function is served, got {kind_of(kind)}",
+            f"only function is supported, got {describe_value(kind)}",
             reason="UNSUPPORTED_FIELD",
         )

@@ -1,7 +1,7 @@
-"""Enqueue at the door: from a caller's request to the one that travels inside the fleet.
+"""Turns a public request into the EngineRequest that balancers and engines receive.
 
-Model, bounds, prompt text to token ids, length, seed, tenant and salt: after this an engine needs
-nothing but the message.
+Resolves the model, checks bounds, tokenizes the prompt, and adds seed, tenant and salt: an engine
+needs nothing but this message.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from services.gateway.models.text_store import ModelText, TextStore
 from services.gateway.request.checks import check_chat, check_request, refuse
 
 T = TypeVar("T")
-# Shorter texts are done before a thread would have woken up.
+# Shorter texts are processed faster than a thread wakes up.
 INLINE_CHARS = 2048
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AdmittedRequest:
     """A request that may be sent to a balancer."""
 
     model: ModelView
@@ -41,11 +41,15 @@ class Admitted:
     wire: bytes
     """A serialised EngineRequest."""
     plan: AnswerPlan
-    """How its answer is read."""
+    """How its answer is parsed."""
 
 
-class Door:
-    """Turns public requests into internal ones; keeps no state of its own."""
+class RequestAdmission:
+    """Turns public requests into internal ones; stateless.
+
+    Args:
+        pool: threads that render and tokenize long prompts.
+    """
 
     def __init__(
         self, catalog: Catalog, texts: TextStore, pool: Executor, tracer: trace.Tracer
@@ -63,20 +67,21 @@ class Door:
         request_id: str,
         context: Context,
         avoid: Collection[tuple[str, str]] = (),
-    ) -> Admitted:
-        """Check and complete a request; the caller's message is not changed.
+    ) -> AdmittedRequest:
+        """Check and complete a request; does not change the caller's message.
 
         Args:
-            avoid: model and revision of those behind an alias that could not take it.
+            context: of the request's span.
+            avoid: model and revision of targets of an alias that could not serve the request.
 
         Raises:
-            FleetError: as the contract says; nothing was sent anywhere.
+            FleetError: the request is refused; nothing has been sent.
         """
         sticky = request.routing.session_id or request_id
         model = self._catalog.find(request.model, f"{tenant}\0{sticky}", avoid)
         check_request(request, model.vocab_size)
         text = await self._texts.get(model)
-        ids, plan = await self._prompt(request, model, text, context)
+        ids, plan = await self._prompt_and_plan(request, model, text, context)
         _check_length(request, len(ids), model.max_model_len)
         inner = inference_pb2.GenerateRequest()
         inner.CopyFrom(request)
@@ -91,10 +96,10 @@ class Door:
             request=inner,
             tenant=tenant,
             salt=effective_salt(tenant),
-            model_revision=model.pinned,
+            model_revision=model.pinned or "",
             shown_token_ids=plan.visible_ids,
         )
-        return Admitted(model, text, ids, envelope.SerializeToString(), plan)
+        return AdmittedRequest(model, text, ids, envelope.SerializeToString(), plan)
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest
@@ -103,13 +108,13 @@ class Door:
         text = await self._texts.get(self._catalog.find(request.model))
         kind = request.WhichOneof("prompt")
         if kind is None:
-            refuse("prompt", "one of text and chat is needed")
+            refuse("prompt", "is missing: send text or chat")
         if kind == "chat":
             check_chat(request.chat)
             rendered = await self._render(text, request.chat)
         else:
             rendered = request.text
-        ids = await self._ids(text, request, rendered)
+        ids = await self._tokenize(text, request, rendered)
         return inference_pb2.TokenizeResponse(token_ids=ids, rendered=rendered)
 
     async def detokenize(
@@ -126,14 +131,14 @@ class Door:
         )
         return inference_pb2.DetokenizeResponse(text=decoded)
 
-    async def _prompt(
+    async def _prompt_and_plan(
         self,
         request: inference_pb2.GenerateRequest,
         model: ModelView,
         text: ModelText,
         context: Context,
     ) -> tuple[Sequence[int], AnswerPlan]:
-        """The prompt's token ids, and for a chat what its answer needs."""
+        """The prompt's token ids, and for a chat the plan of its answer."""
         kind = request.WhichOneof("prompt")
         plan = AnswerPlan()
         if kind == "token_ids":
@@ -149,22 +154,22 @@ class Door:
             plan = plan_answer(request, use, profile, rendered, text.tokenizer.token_bytes)
         _check_text_length(rendered, text, model.max_model_len, _field_of(request))
         with self._tracer.start_as_current_span("tokenize", context=context) as span:
-            ids = await self._ids(text, request, rendered)
+            ids = await self._tokenize(text, request, rendered)
             span.set_attribute("inferfleet.prompt_tokens", len(ids))
         if not ids:
-            refuse(_field_of(request), "has no tokens")
+            refuse(_field_of(request), "must have at least one token")
         return ids, plan
 
-    async def _ids(
+    async def _tokenize(
         self,
         text: ModelText,
         request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
         rendered: str,
     ) -> list[int]:
         if request.WhichOneof("prompt") == "chat":
-            own = await self._run(len(rendered), lambda: chat_ids(text.template, request.chat))
-            if own is not None:
-                return own
+            ids = await self._run(len(rendered), lambda: chat_ids(text.template, request.chat))
+            if ids is not None:  # this template makes token ids itself
+                return ids
         plain = request.WhichOneof("prompt") == "text"
         return await self._encode(text, rendered, add_special_tokens=plain)
 
@@ -182,21 +187,31 @@ class Door:
         )
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
+        """Run `work` in a thread, or here if its text is short."""
         if size <= INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-def resumed(admitted: Admitted, ledger: StreamLedger, engine_id: str) -> tuple[bytes, bool]:
-    """The request for whoever carries a broken stream on, and whether its tokens will be exact.
+def make_resume_request(
+    admitted: AdmittedRequest, ledger: StreamLedger, engine_id: str
+) -> tuple[bytes, bool]:
+    """Make the request that resumes a broken stream on another engine.
 
-    Only an engine of the lost one's numerics may go on once the caller has tokens.
+    Once the caller has tokens, only an engine with the same numerics may resume.
+
+    Args:
+        ledger: what the caller has.
+        engine_id: the engine that was lost.
+
+    Returns:
+        The serialised EngineRequest, and whether the resumed tokens will be bit-identical.
     """
     envelope = engine_pb2.EngineRequest.FromString(admitted.wire)
-    known = ledger.continuation()
-    if known is None:
+    continuation = ledger.continuation()
+    if continuation is None:
         return admitted.wire, True
-    envelope.continuation.CopyFrom(known)
+    envelope.continuation.CopyFrom(continuation)
     for engine in admitted.model.engines:
         if engine.engine_id == engine_id:
             envelope.numerics_id = engine.numerics_id
@@ -209,36 +224,36 @@ def _field_of(request: inference_pb2.GenerateRequest) -> str:
     return "token_ids.ids" if kind == "token_ids" else kind
 
 
-def _check_text_length(text: str, known: ModelText, max_model_len: int, field: str) -> None:
-    """Refuse, before the work of tokenising it, a text that cannot fit whatever its tokens."""
-    least = len(text.encode()) // max(known.tokenizer.max_token_bytes, 1)
+def _check_text_length(text: str, model: ModelText, max_model_len: int, field: str) -> None:
+    """Refuse a text that cannot fit for its length alone, before tokenizing it."""
+    least = len(text.encode()) // max(model.tokenizer.max_token_bytes, 1)
     if least >= max_model_len:
-        _too_long(field, f"at least {least}", max_model_len)
+        _refuse_length(field, f"at least {least}", max_model_len)
 
 
-def _check_contents(chat: inference_pb2.Chat, known: ModelText, max_model_len: int) -> None:
-    """The same before the template is rendered.
+def _check_contents(chat: inference_pb2.Chat, model: ModelText, max_model_len: int) -> None:
+    """Refuse a chat that cannot fit for its length alone, before rendering it.
 
-    What a template may leave out, e.g. reasoning in earlier answers, is not counted.
+    Contents that a template may leave out, e.g. reasoning in earlier answers, are not counted.
     """
-    whole = (m for m in chat.messages if m.role in ("system", "user"))
-    size = sum(len(message.content.encode()) for message in whole)
-    least = size // max(known.tokenizer.max_token_bytes, 1)
+    rendered = (m for m in chat.messages if m.role in ("system", "user"))
+    size = sum(len(message.content.encode()) for message in rendered)
+    least = size // max(model.tokenizer.max_token_bytes, 1)
     if least >= max_model_len:
-        _too_long("chat", f"at least {least}", max_model_len)
+        _refuse_length("chat", f"at least {least}", max_model_len)
 
 
 def _check_length(
     request: inference_pb2.GenerateRequest, prompt_tokens: int, max_model_len: int
 ) -> None:
     if prompt_tokens >= max_model_len:
-        _too_long(_field_of(request), str(prompt_tokens), max_model_len)
+        _refuse_length(_field_of(request), str(prompt_tokens), max_model_len)
 
 
-def _too_long(field: str, tokens: str, max_model_len: int) -> NoReturn:
+def _refuse_length(field: str, tokens: str, max_model_len: int) -> NoReturn:
     raise InvalidArgumentError.for_field(
         field,
-        f"the prompt has {tokens} tokens and the model's context holds {max_model_len}, "
+        f"the prompt has {tokens} tokens; the model's context holds {max_model_len}, "
         "of which one is needed for output",
         reason="CONTEXT_LENGTH_EXCEEDED",
         prompt_tokens=tokens,

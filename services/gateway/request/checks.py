@@ -1,6 +1,7 @@
-"""What can be said of a request without its model's help, before any costly work.
+"""Checks a request by itself, before any costly work.
 
-The bounds are the contract's. The engine checks again: it may be called without a gateway.
+The bounds are those of the public contract. The engine checks again, because it may be called
+without a gateway.
 """
 
 import re
@@ -27,10 +28,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def check_request(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
-    """Refuse what can never be served.
+    """Refuse a request that can never be served.
 
     Raises:
-        InvalidArgumentError: naming the first field at fault by its path in the proto.
+        InvalidArgumentError: names the first invalid field by its path in the proto.
     """
     _check_sampling(request.sampling, vocab_size)
     _check_stop(request.stop, vocab_size)
@@ -40,15 +41,19 @@ def check_request(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
     _check_prompt(request, vocab_size)
 
 
-def request_id_problem(request_id: str) -> str:
-    """What is wrong with a caller's request id; empty if nothing."""
+def request_id_problem(request_id: str) -> str | None:
+    """What is wrong with a caller's request id; None if it is valid."""
     if _REQUEST_ID.fullmatch(request_id):
-        return ""
+        return None
     return "must be 1 to 128 printable ASCII characters without spaces"
 
 
 def refuse(field: str, problem: str) -> NoReturn:
-    """Raise the error of one field."""
+    """Raise the error of one field.
+
+    Raises:
+        InvalidArgumentError: always.
+    """
     raise InvalidArgumentError.for_field(field, problem)
 
 
@@ -79,20 +84,22 @@ def _check_constraint(constraint: inference_pb2.Constraint) -> None:
     if kind == "choice":
         texts = constraint.choice.texts
         if not 1 <= len(texts) <= MAX_CHOICE_TEXTS or not all(texts):
-            refuse("constraint.choice", f"needs 1 to {MAX_CHOICE_TEXTS} texts, none empty")
+            refuse(
+                "constraint.choice", f"must have 1 to {MAX_CHOICE_TEXTS} texts, none of them empty"
+            )
         length = sum(map(len, texts))
     else:
         length = len(getattr(constraint, kind))
         if not length:
             refuse(f"constraint.{kind}", "must not be empty")
     if length > MAX_CONSTRAINT_CHARS:
-        refuse(f"constraint.{kind}", f"has over {MAX_CONSTRAINT_CHARS} characters")
+        refuse(f"constraint.{kind}", f"must have at most {MAX_CONSTRAINT_CHARS} characters")
 
 
 def _check_prompt(request: inference_pb2.GenerateRequest, vocab_size: int) -> None:
     kind = request.WhichOneof("prompt")
     if kind is None:
-        refuse("prompt", "one of text, chat and token_ids is needed")
+        refuse("prompt", "is missing: send text, chat or token_ids")
     if kind == "text" and not request.text:
         refuse("text", "must not be empty")
     if kind == "token_ids":
@@ -104,10 +111,10 @@ def _check_prompt(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
 
 
 def check_chat(chat: inference_pb2.Chat) -> None:
-    """Refuse a chat of more parts than a template is to be asked to walk through.
+    """Refuse a chat with too many messages or tools to render.
 
     Raises:
-        InvalidArgumentError: naming what is too many.
+        InvalidArgumentError: names the field.
     """
     for field, parts, most in (
         ("chat.messages", chat.messages, MAX_MESSAGES),

@@ -1,11 +1,11 @@
-"""A stream put together to one answer."""
+"""Collects a stream into one answer."""
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import AbortedError
 
 
 class _ChoiceParts:
-    """One choice on its way; text is joined once, at the end."""
+    """One choice that grows; its text is joined once, at the end."""
 
     def __init__(self, index: int) -> None:
         self.choice = inference_pb2.Choice(index=index)
@@ -23,7 +23,7 @@ class _ChoiceParts:
         self.choice.token_ids.extend(delta.token_ids)
         self.choice.logprobs.extend(delta.logprobs)
 
-    def joined(self) -> inference_pb2.Choice:
+    def finish(self) -> inference_pb2.Choice:
         self.choice.text = "".join(self._text)
         self.choice.reasoning = "".join(self._reasoning)
         return self.choice
@@ -37,14 +37,14 @@ class _ChoiceParts:
 
 
 class Collector:
-    """Takes the messages of one stream, then gives the answer they amount to."""
+    """Adds up the messages of one stream."""
 
     def __init__(self) -> None:
         self._answer = inference_pb2.CompleteResponse()
         self._parts: dict[int, _ChoiceParts] = {}
 
     def add(self, raw: bytes) -> None:
-        """Take a serialised GenerateResponse."""
+        """Add a serialised GenerateResponse."""
         message = inference_pb2.GenerateResponse.FromString(raw)
         event = message.WhichOneof("event")
         if event == "delta":
@@ -52,19 +52,19 @@ class Collector:
         elif event == "finished":
             self._part(message.finished.choice).choice.finished.CopyFrom(message.finished)
         elif event == "started":
-            _take_started(self._answer, message.started)
+            _copy_started(self._answer, message.started)
         elif event == "summary":
             self._answer.summary.CopyFrom(message.summary)
 
     def answer(self) -> inference_pb2.CompleteResponse:
-        """The whole; to be asked once, after the last message.
+        """The whole answer. Call it once, after the last message.
 
         Raises:
-            AbortedError: a choice has not finished.
+            AbortedError: a choice is not finished.
         """
         if any(not part.choice.HasField("finished") for part in self._parts.values()):
-            raise AbortedError("the stream ended before all choices had finished")
-        self._answer.choices.extend(self._parts[i].joined() for i in sorted(self._parts))
+            raise AbortedError("the stream ended before all choices were finished")
+        self._answer.choices.extend(self._parts[i].finish() for i in sorted(self._parts))
         return self._answer
 
     def _part(self, index: int) -> _ChoiceParts:
@@ -73,7 +73,7 @@ class Collector:
         return self._parts[index]
 
 
-def _take_started(answer: inference_pb2.CompleteResponse, started: inference_pb2.Started) -> None:
+def _copy_started(answer: inference_pb2.CompleteResponse, started: inference_pb2.Started) -> None:
     answer.request_id = started.request_id
     answer.model = started.model
     answer.model_revision = started.model_revision

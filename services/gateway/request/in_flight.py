@@ -1,5 +1,7 @@
-"""Requests now at this gateway: refuses a second one of the same id, tells when all ended, and
-ends those that outlive the drain."""
+"""The requests in flight: one slot each, by tenant and request id.
+
+Refuses a second request of the same id, and drains the gateway.
+"""
 
 import asyncio
 import contextlib
@@ -9,16 +11,16 @@ from services.common.errors import AlreadyExistsError, UnavailableError
 
 
 class InFlight:
-    """Owned by the gateway's loop; every request holds its place from arrival to end."""
+    """Owned by the gateway's loop; each request holds a slot from arrival to end."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, str], Callable[[], None]] = {}
+        self._slots: dict[tuple[str, str], Callable[[], None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._slots)
 
     @property
     def draining(self) -> bool:
@@ -26,41 +28,41 @@ class InFlight:
         return self._draining
 
     @contextlib.contextmanager
-    def holding(self, tenant: str, request_id: str, cut: Callable[[], None]) -> Iterator[None]:
-        """Hold a place.
+    def hold_slot(self, tenant: str, request_id: str, abort: Callable[[], None]) -> Iterator[None]:
+        """Hold the request's slot.
 
         Args:
-            cut: ends the request, called once at most.
+            abort: ends the request; called at most once.
 
         Raises:
-            AlreadyExistsError: the tenant has a request of this id in flight.
+            AlreadyExistsError: a request of this tenant and id is in flight.
             UnavailableError: the gateway is draining.
         """
         if self._draining:
             raise UnavailableError("this gateway is draining", reason="DRAINING", retry_after_s=1)
         key = (tenant, request_id)
-        if key in self._held:
-            raise AlreadyExistsError(f"request id {request_id} is in flight")
-        self._held[key] = cut
+        if key in self._slots:
+            raise AlreadyExistsError(f"request id {request_id} is already in flight")
+        self._slots[key] = abort
         self._idle.clear()
         try:
             yield
         finally:
-            del self._held[key]
-            if not self._held:
+            del self._slots[key]
+            if not self._slots:
                 self._idle.set()
 
     async def drain(self, grace_s: float) -> bool:
-        """Refuse new requests; returns whether all ended within the grace."""
+        """Refuse new requests; returns whether all running ones ended within the grace."""
         self._draining = True
         return await self._wait_idle(grace_s)
 
-    async def cut(self, patience_s: float) -> bool:
-        """End what still runs; returns whether all took their end in time."""
+    async def abort_all(self, timeout_s: float) -> bool:
+        """Abort running requests; returns whether all ended in time."""
         self._draining = True
-        for cut in list(self._held.values()):
-            cut()
-        return await self._wait_idle(patience_s)
+        for abort in list(self._slots.values()):
+            abort()
+        return await self._wait_idle(timeout_s)
 
     async def _wait_idle(self, timeout_s: float) -> bool:
         try:

@@ -1,34 +1,32 @@
-"""Deltas that are there at the same time, made one message a choice.
+"""Merges deltas that arrive at the same time into one message per choice.
 
-What a message costs its reader and the hop before it does not depend on how long it is.
+The cost of a message to its reader and to the hop before it does not depend on its length.
 """
 
 from collections.abc import Sequence
 
 from inferfleet_proto.v1 import inference_pb2
-
-_DELTA = b"\x12"
-"""A GenerateResponse that is a delta begins with it."""
+from services.gateway.message_tags import DELTA_TAG
 
 
-def joined(messages: Sequence[bytes]) -> Sequence[bytes]:
-    """The same stream in as few messages.
+def join_deltas(messages: Sequence[bytes]) -> Sequence[bytes]:
+    """The same events in fewer messages.
 
-    Deltas of one choice keep their order, and none passes a message that is no delta.
+    Deltas of one choice keep their order, and none is moved past a message that is not a delta.
     """
     if len(messages) < 2:
         return messages
     out: list[bytes] = []
     growing: dict[int, inference_pb2.GenerateResponse] = {}
     for message in messages:
-        if message[:1] != _DELTA:
+        if message[:1] != DELTA_TAG:
             _flush(growing, out)
             out.append(message)
             continue
         parsed = inference_pb2.GenerateResponse.FromString(message)
         choice = parsed.delta.choice
         before = growing.get(choice)
-        if before is not None and _joins(before.delta, parsed.delta):
+        if before is not None and _can_join(before.delta, parsed.delta):
             _add(before.delta, parsed.delta)
             continue
         if before is not None:
@@ -43,8 +41,8 @@ def _flush(growing: dict[int, inference_pb2.GenerateResponse], out: list[bytes])
     growing.clear()
 
 
-def _joins(first: inference_pb2.Delta, second: inference_pb2.Delta) -> bool:
-    """Pieces of calls stay apart: each has an index and a name of its own."""
+def _can_join(first: inference_pb2.Delta, second: inference_pb2.Delta) -> bool:
+    """Whether two deltas can be one; pieces of tool calls cannot, as each has its own index."""
     kinds = {first.WhichOneof("content"), second.WhichOneof("content")} - {None}
     return "tool_call" not in kinds and len(kinds) < 2
 

@@ -1,30 +1,33 @@
-"""Another revision behind an alias, when the chosen one has no engine left for a new request."""
+"""Falls back to another revision of an alias if the chosen one has no engine left."""
 
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
 from services.common.errors import FleetError, UnavailableError
-from services.gateway.balancers import Upstream
-from services.gateway.request.admission import Admitted
+from services.gateway.request.admission import AdmittedRequest
+from services.gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 
-async def open_somewhere(
-    admitted: Admitted,
-    send: Callable[[Admitted], Awaitable[Upstream]],
-    admit_again: Callable[[Collection[tuple[str, str]]], Awaitable[Admitted]],
-) -> tuple[Admitted, Upstream]:
-    """Open the stream at the revision it was admitted for, or at the next of its alias.
+async def open_with_fallback(
+    admitted: AdmittedRequest,
+    send: Callable[[AdmittedRequest], Awaitable[Upstream]],
+    admit_again: Callable[[Collection[tuple[str, str]]], Awaitable[AdmittedRequest]],
+) -> tuple[AdmittedRequest, Upstream]:
+    """Open the stream at the revision it was admitted for, else at the next one of its alias.
 
-    Only before the first message: a stream never changes its revision.
+    Used before the first message only: a stream never changes its revision.
 
     Args:
         send: opens a stream.
-        admit_again: admits the request once more, avoiding these revisions.
+        admit_again: admits the request again, avoiding these models and revisions.
+
+    Returns:
+        The request as it was accepted, and its stream.
 
     Raises:
-        FleetError: of the first try, if no other revision can be had.
+        FleetError: the error of the first attempt, if no other revision can serve the request.
     """
     avoid: set[tuple[str, str]] = set()
     first: UnavailableError | None = None
@@ -43,7 +46,7 @@ async def open_somewhere(
         if (other.model.name, other.model.pinned) in avoid:
             raise first
         log.warning(
-            "%s@%s takes no request (%s): trying %s@%s",
+            "%s@%s refused a request (%s): trying %s@%s",
             admitted.model.name,
             admitted.model.pinned,
             first.message,

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 from etcd3 import etcdrpc
+from opentelemetry.sdk.trace import TracerProvider
 
 from inferfleet_cli.supervisor.dev_backends import free_port
 from services.balancer.config import BalancerConfig
@@ -17,6 +18,7 @@ from services.common.config.settings import ConfigError, resolve
 from services.common.etcd.client import EtcdRefusedError, EtcdUnavailableError
 from services.common.etcd.config import EtcdKeys, connect
 from services.common.etcd.registry import BALANCERS_PREFIX
+from services.common.service.telemetry import Telemetry
 from services.engine.front.config import FrontConfig
 from services.engine.front.service import EngineService
 from services.gateway.config import GatewayConfig
@@ -84,7 +86,7 @@ def test_what_cannot_be_used_is_refused_by_its_key(keys, said, certificates, tmp
 async def test_services_refuse_before_they_load_anything():
     keys = {"etcd": E1, "etcd_user": "u"}
     with pytest.raises(ConfigError, match="etcd_password_file: needed"):
-        GatewayService(GatewayConfig(**keys))
+        await GatewayService(GatewayConfig(**keys), Telemetry(TracerProvider())).start()
     with pytest.raises(ConfigError, match="etcd_password_file: needed"):
         EngineService(FrontConfig(**keys), telemetry=None)
 

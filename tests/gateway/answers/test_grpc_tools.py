@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from inferfleet_proto.v1 import inference_pb2 as pb
-from tests.doubles.gateway_fleet import EOS
+from tests.doubles.scripts import EOS
 
 MODEL = "tiny"
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'

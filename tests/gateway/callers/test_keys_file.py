@@ -1,4 +1,4 @@
-"""The file of keys and limits: what it says, and which line of it is wrong."""
+"""The file of keys and limits: its meaning, and errors that name the line."""
 
 import hashlib
 
@@ -44,7 +44,7 @@ def test_limits_of_tenants_keys_and_everybody_else():
         ("acme limits concurrency=1\nacme limits concurrency=2", "second time"),
     ],
 )
-def test_a_bad_line_says_what_is_wrong(line, words):
+def test_a_bad_line_is_named_with_its_problem(line, words):
     with pytest.raises(ValueError, match=rf"^line {line.count(chr(10)) + 1} ") as caught:
         parse_keys(line)
     assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""The writer of record files: rotation, other people's rotation, slow and broken sinks."""
+"""The writer of record files: rotation, rotation by another program, slow and broken sinks."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def make(tmp_path, lost):
     made = []
 
     def make(max_bytes=10**6, kept=3, path=tmp_path / "log"):
-        found = LineLog(str(path), max_bytes=max_bytes, kept=kept, lost=lost.append)
+        found = LineLog(str(path), max_bytes=max_bytes, kept=kept, on_loss=lost.append)
         found.start()
         made.append(found)
         return found
@@ -74,7 +74,7 @@ def test_only_so_many_are_kept(make, tmp_path):
     assert not (tmp_path / "log.3").exists()
 
 
-def test_a_file_moved_by_somebody_else_is_begun_anew(make, tmp_path):
+def test_a_moved_file_is_reopened(make, tmp_path):
     log = make()
     log.put(Line(1))
     wait_until(lambda: (tmp_path / "log").stat().st_size)
@@ -84,21 +84,21 @@ def test_a_file_moved_by_somebody_else_is_begun_anew(make, tmp_path):
     assert (numbers(tmp_path / "taken"), numbers(tmp_path / "log")) == ([1], [2])
 
 
-def test_not_everybody_may_read_it(make, tmp_path):
+def test_the_file_is_not_readable_for_everyone(make, tmp_path):
     make()
     assert (tmp_path / "log").stat().st_mode & 0o007 == 0
 
 
-def test_a_slow_sink_delays_nobody_and_what_is_lost_is_counted(make, lost, monkeypatch):
-    go_on = threading.Event()
+def test_a_slow_sink_delays_nothing_and_losses_are_counted(make, lost, monkeypatch):
+    unblocked = threading.Event()
     monkeypatch.setattr(line_log, "QUEUED", 10)
     monkeypatch.setattr(line_log, "BATCH", 1)
-    monkeypatch.setattr(LineLog, "_write", lambda self, records: go_on.wait(30))
+    monkeypatch.setattr(LineLog, "_write", lambda self, records: unblocked.wait(30))
     log = make()
     for number in range(50):
         log.put(Line(number))
     assert sum(lost) >= 39  # 10 wait, one is being written
-    go_on.set()
+    unblocked.set()
 
 
 def test_a_full_disk_costs_records_and_not_the_file(tmp_path, lost, make):
@@ -110,10 +110,10 @@ def test_a_full_disk_costs_records_and_not_the_file(tmp_path, lost, make):
     assert lost == [1]
 
 
-def test_what_is_torn_ends_on_a_line_of_its_own(make, tmp_path):
+def test_a_partial_line_is_ended(make, tmp_path):
     log = make()
-    os.write(log._opened, b'{"number": ')
-    log._torn = True
+    os.write(log._descriptor, b'{"number": ')
+    log._partial_line = True
     log.put(Line(7))
     log.close()
     assert (tmp_path / "log").read_text() == '{"number": \n{"number":7,"filling":""}\n'
@@ -124,7 +124,7 @@ def test_stdout():
         "import msgspec\n"
         "from services.gateway.callers.records.line_log import LineLog\n"
         "class Line(msgspec.Struct):\n    number: int\n"
-        "log = LineLog('-', max_bytes=1, kept=0, lost=print)\n"
+        "log = LineLog('-', max_bytes=1, kept=0, on_loss=print)\n"
         "log.start(); log.put(Line(1)); log.put(Line(2)); log.close()\n"
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Quotas as one gateway counts them alone."""
+"""Quotas counted by one gateway alone."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_the_share_of_one_of_four_gateways(counts):
     assert [admit(counts, acme).refused for _ in range(3)] == [None, None, "requests_per_min"]
 
 
-def test_what_redis_last_said_is_where_a_gateway_goes_on_alone(counts):
+def test_counting_alone_starts_from_the_last_levels_in_redis(counts):
     acme = who(Limits(requests_per_min=100))
     counts.share = 0.5
     counts.mirror("acme", scopes_of(acme), [Left(requests=4.0)])
@@ -101,10 +101,10 @@ def test_tenants_and_keys_do_not_share(counts):
     assert counts.admit("a", scopes, [0], 1).refused == "requests_per_min"
 
 
-def test_headers_tell_of_the_scope_that_has_least_left():
+def test_headers_show_the_scope_with_the_least_left():
     acme = who(Limits(requests_per_min=60, tokens_per_min=600), Limits(requests_per_min=6))
-    told = headers_of(acme, [Left(50.0, 300.0), Left(2.5, None)])
-    assert told == {
+    headers = headers_of(acme, [Left(50.0, 300.0), Left(2.5, None)])
+    assert headers == {
         "x-ratelimit-limit-requests": "6",
         "x-ratelimit-remaining-requests": "2",
         "x-ratelimit-reset-requests": "35000ms",

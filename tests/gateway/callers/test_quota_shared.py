@@ -18,11 +18,11 @@ from services.gateway.config import GatewayConfig
 
 pytestmark = pytest.mark.services
 # A machine under load may need longer than a gateway would wait.
-PATIENT_S = 10.0
+LONG_TIMEOUT_S = 10.0
 
 
 @contextlib.asynccontextmanager
-async def gateway(url, name="gw", timeout_s=PATIENT_S):
+async def gateway(url, name="gw", timeout_s=LONG_TIMEOUT_S):
     client = connect(GatewayConfig(redis=url), timeout_s=timeout_s, name=name)
     shared = SharedCounts(client, gateway=name, prefix="ifq1", timeout_s=timeout_s)
     registry = CollectorRegistry()
@@ -75,12 +75,12 @@ async def test_two_gateways_share_requests_at_once_and_free_them(redis_url):
         a.settle(one, 1)
 
 
-async def test_tokens_are_charged_as_used_over_both(redis_url):
+async def test_used_tokens_are_charged_for_both_gateways(redis_url):
     acme = who(tokens_per_min=1000)
     async with gateway(redis_url, "a") as a, gateway(redis_url, "b") as b:
-        grant = await a.admit(acme, "1", 600)
+        reservation = await a.admit(acme, "1", 600)
         assert await outcomes(b, acme, "2", tokens=600) == ["tokens_per_min"]
-        a.settle(grant, 100)
+        a.settle(reservation, 100)
         await a.stop()
         again = await b.admit(acme, "3", 600)
         left = int(again.headers["x-ratelimit-remaining-tokens"])
@@ -103,53 +103,53 @@ async def test_a_key_has_limits_of_its_own_within_its_tenants(redis_url):
 async def test_an_id_in_flight_at_another_gateway_is_refused(redis_url):
     anyone = Identity("acme")
     async with gateway(redis_url, "a") as a, gateway(redis_url, "b") as b:
-        grant = await a.admit(anyone, "same", 1, unique=True)
+        reservation = await a.admit(anyone, "same", 1, unique=True)
         with pytest.raises(AlreadyExistsError, match="same is in flight at another gateway"):
             await b.admit(anyone, "same", 1, unique=True)
         other = await b.admit(Identity("beta"), "same", 1, unique=True)
-        a.settle(grant, 0)
+        a.settle(reservation, 0)
         await a.stop()
         b.settle(await b.admit(anyone, "same", 1, unique=True), 0)
         b.settle(other, 0)
 
 
-async def test_a_gateway_that_dies_leaks_neither_places_nor_ids(redis_url, monkeypatch):
+async def test_a_gateway_that_dies_leaks_neither_slots_nor_ids(redis_url, monkeypatch):
     monkeypatch.setattr(shared_module, "LEASE_S", 0.3)
     acme = who(concurrency=1)
     async with gateway(redis_url, "a") as a, gateway(redis_url, "b") as b:
         await a.admit(acme, "1", 1, unique=True)
-        a._beats.cancel()  # as if it were dead: nothing renews what it holds
+        a._heartbeats.cancel()  # as if it were dead: its leases are not renewed
 
         async with asyncio.timeout(30):
             while await outcomes(b, acme, "1") != ["ok"]:  # noqa: ASYNC110 (Redis's clock)
                 await asyncio.sleep(0.02)
 
 
-async def test_what_runs_is_renewed_and_comes_back_after_redis_was_emptied(start_redis):
+async def test_leases_are_restored_after_redis_was_emptied(start_redis):
     acme = who(concurrency=1)
     server = start_redis()
     async with gateway(server.url, "a") as a, gateway(server.url, "b") as b:
-        grant = await a.admit(acme, "1", 1)
+        reservation = await a.admit(acme, "1", 1)
         server.kill()
-        await a._beat(a.shared)
-        await b._beat(b.shared)
+        await a._send_heartbeat(a.shared)
+        await b._send_heartbeat(b.shared)
         assert not a.shared.available
         server.launch()
         await until(lambda: a.shared.available and b.shared.available)
-        await a._beat(a.shared)
+        await a._send_heartbeat(a.shared)
         assert await outcomes(b, acme, "2") == ["concurrency"]
-        a.settle(grant, 1)
+        a.settle(reservation, 1)
 
 
-async def test_redis_away_costs_no_request_and_leaves_each_gateway_its_share(
+async def test_without_redis_no_request_fails_and_each_gateway_has_its_share(
     start_redis, monkeypatch
 ):
     acme = who(requests_per_min=10)
     warnings = []
-    monkeypatch.setattr(shared_module.log, "warning", lambda *said: warnings.append(said[0]))
+    monkeypatch.setattr(shared_module.log, "warning", lambda *logged: warnings.append(logged[0]))
     server = start_redis()
     async with gateway(server.url, "a") as a, gateway(server.url, "b") as b:
-        await a._beat(a.shared)
+        await a._send_heartbeat(a.shared)
         assert a.shared.gateways == b.shared.gateways == 2
         assert await outcomes(a, acme, "12") == ["ok", "ok"]
         server.kill()
@@ -201,25 +201,25 @@ async def test_a_cancelled_admission_holds_nothing(start_redis):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.booleans()), max_size=25))
-def test_places_are_never_more_than_allowed_whatever_comes_and_goes(redis_url, steps):
-    """Beside a set: each request by either gateway, begun or ended in any order."""
+def test_requests_at_once_never_exceed_the_limit(redis_url, steps):
+    """Requests of either gateway begin and end in any order; a set counts them."""
     acme = who(concurrency=2)
 
     async def play():
         async with gateway(redis_url, "a") as a, gateway(redis_url, "b") as b:
             held = {}
-            for index, number, begins in steps:
+            for index, number, starts in steps:
                 quotas, key = (a, b)[index], (index, number)
-                if begins and key not in held:
+                if starts and key not in held:
                     try:
                         held[key] = await quotas.admit(acme, f"{index}-{number}", 1)
                         assert len(held) <= 2
                     except ResourceExhaustedError:
                         assert len(held) == 2
-                elif not begins and key in held:
+                elif not starts and key in held:
                     quotas.settle(held.pop(key), 1)
                     await asyncio.gather(*quotas._settling.get("acme", ()))
-            for (index, _), grant in held.items():
-                (a, b)[index].settle(grant, 1)
+            for (index, _), reservation in held.items():
+                (a, b)[index].settle(reservation, 1)
 
     asyncio.run(play())

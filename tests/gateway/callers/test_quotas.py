@@ -1,4 +1,4 @@
-"""Quotas as callers of both faces meet them, and over two gateway processes."""
+"""Quotas at both faces, and over two gateway processes."""
 
 import asyncio
 import hashlib
@@ -44,7 +44,7 @@ def body(**more):
     return {"model": "tiny", "prompt": "ab", "max_tokens": 2, **more}
 
 
-async def test_http_says_429_which_quota_and_when_to_return(start_gateway, keys):
+async def test_http_429_names_the_quota_and_when_to_retry(start_gateway, keys):
     gateway = await start_gateway(api_keys_file=keys("requests_per_min=2 tokens_per_min=1000"))
     async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
         good = await http.post("/v1/completions", json=body())
@@ -72,7 +72,7 @@ async def test_http_says_429_which_quota_and_when_to_return(start_gateway, keys)
         assert "x-ratelimit-limit-requests" not in other.headers
 
 
-async def test_grpc_says_resource_exhausted_with_retry_info(start_gateway, engine, keys, scripts):
+async def test_grpc_resource_exhausted_has_retry_info(start_gateway, engine, keys, scripts):
     engine.script = scripts["hold"]
     gateway = await start_gateway(api_keys_file=keys("tokens_per_min=100", "concurrency=1"))
     metadata = tuple(bearer().items())
@@ -81,8 +81,8 @@ async def test_grpc_says_resource_exhausted_with_retry_info(start_gateway, engin
         request = inference_pb2.GenerateRequest(model="tiny", text="ab")
         running = stub.Generate(request, metadata=metadata)
         await running.read()
-        told = dict(await running.initial_metadata())
-        assert told["x-ratelimit-limit-tokens"] == "100"
+        headers = dict(await running.initial_metadata())
+        assert headers["x-ratelimit-limit-tokens"] == "100"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Complete(request, metadata=metadata)
         error = errors.error_of(caught.value)
@@ -114,7 +114,7 @@ async def until_admitted(stub, request, metadata):
 
 
 async def test_new_limits_count_from_the_next_request_on(start_gateway, keys, monkeypatch):
-    monkeypatch.setattr("services.gateway.callers.tenants.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("services.gateway.callers.tenants.CHECK_FILE_EVERY_S", 0.0)
     gateway = await start_gateway(api_keys_file=keys("requests_per_min=1"))
     async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
         assert (await http.post("/v1/completions", json=body())).status_code == 200
@@ -126,9 +126,9 @@ async def test_new_limits_count_from_the_next_request_on(start_gateway, keys, mo
 class Process:
     """A gateway as an operator starts it."""
 
-    def __init__(self, child, told):
-        self.child, self.told = child, told
-        self.http = f"http://{told['http_address']}"
+    def __init__(self, child, ready):
+        self.child, self.ready = child, ready
+        self.http = f"http://{ready['http_address']}"
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ async def start_process(engine, tmp_path):
 async def counting_together(http, gateway):
     async with asyncio.timeout(30):
         while True:
-            metrics = await http.get(f"http://{gateway.told['metrics_address']}/metrics")
+            metrics = await http.get(f"http://{gateway.ready['metrics_address']}/metrics")
             if "inferfleet_gateway_quota_shared 1.0" in metrics.text:
                 return
             await asyncio.sleep(0.05)
@@ -177,7 +177,7 @@ async def counting_together(http, gateway):
 
 @pytest.mark.e2e
 @pytest.mark.services
-async def test_two_processes_share_the_counts_and_a_killed_one_leaks_no_place(
+async def test_two_processes_share_the_counts_and_a_killed_one_leaks_no_slot(
     start_process, engine, redis_url, keys, scripts
 ):
     options = {"redis": redis_url, "api-keys-file": keys("requests_per_min=8 concurrency=2")}
@@ -186,7 +186,7 @@ async def test_two_processes_share_the_counts_and_a_killed_one_leaks_no_place(
     request = inference_pb2.GenerateRequest(model="tiny", text="ab")
     async with (
         httpx.AsyncClient(headers=bearer(), timeout=20) as http,
-        grpc.aio.insecure_channel(first.told["address"]) as channel,
+        grpc.aio.insecure_channel(first.ready["address"]) as channel,
     ):
         for gateway in (first, second):
             await counting_together(http, gateway)
@@ -216,44 +216,44 @@ async def test_two_processes_share_the_counts_and_a_killed_one_leaks_no_place(
 
 
 @pytest.mark.parametrize(
-    ("limits", "key_options", "asked", "param", "message"),
+    ("limits", "key_options", "fields", "param", "message"),
     [
         (
             "",
             "concurrency=2",
             {"prompt": ["ab"] * 4},
             "prompt",
-            "4 prompts need 4 places; your key has 2 (concurrency)",
+            "4 prompts run at once; your key is limited to 2 (concurrency)",
         ),
         (
             "requests_per_min=3",
             "",
             {"prompt": ["ab"] * 4},
             "prompt",
-            "4 prompts need 4 requests; your tenant has 3 (requests_per_min)",
+            "4 prompts are as many requests; your tenant is limited to 3 (requests_per_min)",
         ),
         (
             "tokens_per_min=100",
             "",
             {"max_tokens": 51, "n": 2},
             "max_tokens",
-            "prompt and answer may need 102 tokens; your tenant has 100 (tokens_per_min)",
+            "prompt and output may need 102 tokens; your tenant is limited to 100 (tokens_per_min)",
         ),
         (
             "tokens_per_min=100",
             "",
             {"prompt": ["ab"] * 2, "max_tokens": 51},
             "max_tokens",
-            "prompt and answer may need 102 tokens; your tenant has 100 (tokens_per_min)",
+            "prompt and output may need 102 tokens; your tenant is limited to 100 (tokens_per_min)",
         ),
     ],
 )
-async def test_what_can_never_fit_is_not_told_to_return(
-    start_gateway, keys, limits, key_options, asked, param, message
+async def test_a_request_over_a_whole_quota_is_invalid(
+    start_gateway, keys, limits, key_options, fields, param, message
 ):
     gateway = await start_gateway(api_keys_file=keys(limits, key_options))
     async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
-        bad = await http.post("/v1/completions", json=body(**asked))
+        bad = await http.post("/v1/completions", json=body(**fields))
         assert bad.status_code == 400
         assert bad.json()["error"] == {
             "message": f"{param}: {message}",
@@ -269,15 +269,15 @@ async def test_a_body_that_just_fits_is_let_in(start_gateway, keys):
     limits = "requests_per_min=2 tokens_per_min=100 concurrency=2"
     gateway = await start_gateway(api_keys_file=keys(limits))
     async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
-        asked = body(prompt=["ab", "ab"], max_tokens=50)
-        assert (await http.post("/v1/completions", json=asked)).status_code == 200
+        fitting = body(prompt=["ab", "ab"], max_tokens=50)
+        assert (await http.post("/v1/completions", json=fitting)).status_code == 200
 
 
-async def test_a_refusal_for_tokens_says_what_was_asked_and_what_is_left(start_gateway, keys):
+async def test_a_refusal_for_tokens_names_the_requested_and_the_left(start_gateway, keys):
     gateway = await start_gateway(api_keys_file=keys("tokens_per_min=20"))
     async with httpx.AsyncClient(base_url=f"http://{gateway.http}", headers=bearer()) as http:
         assert (await http.post("/v1/completions", json=body())).status_code == 200
         bad = await http.post("/v1/completions", json=body(max_tokens=20))
     assert bad.status_code == 429
-    told = r"20 tokens per minute; 20 asked for, 1\d left"
-    assert re.search(told, bad.json()["error"]["message"])
+    message = r"20 tokens per minute; requested 20, left 1\d"
+    assert re.search(message, bad.json()["error"]["message"])

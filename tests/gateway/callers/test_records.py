@@ -1,4 +1,4 @@
-"""Usage and audit records: one per request however it ended, and never a word of the prompt."""
+"""Usage and audit records: one per request however it ended, without any prompt."""
 
 import asyncio
 import hashlib
@@ -12,7 +12,7 @@ import redis.asyncio as aioredis
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import DataLossError, UnavailableError
-from tests.doubles.gateway_fleet import EngineDouble, running_gateway
+from tests.doubles.gateway import running_gateway, text_engine
 
 KEY = "k1"
 CANARY = "xanthous-quokka"
@@ -68,11 +68,11 @@ async def test_one_record_for_each_way_a_request_can_end(start_gateway, engine, 
         await fails(stub.Complete(request, metadata=metadata))
         await fails(stub.Complete(inference_pb2.GenerateRequest(model="no"), metadata=metadata))
     records = await lines_of(files["usage_file"], 5)
-    told = [
+    counts = [
         (r["status"], r["prompt_tokens"], r["output_tokens"], r["cached_tokens"]) for r in records
     ]
     length = len(engine.reply.encode()) + 1
-    assert told == [
+    assert counts == [
         ("OK", 3, length, 3),
         ("CANCELLED", 3, 1, 3),
         ("DATA_LOSS", 3, 2, 3),
@@ -87,9 +87,9 @@ async def test_one_record_for_each_way_a_request_can_end(start_gateway, engine, 
     assert len({record["request_id"] for record in records}) == 5
 
 
-async def test_a_continued_request_is_written_and_charged_once(files):
-    """The first balancer dies in mid-stream, the second carries on."""
-    first, second = EngineDouble(), EngineDouble()
+async def test_a_resumed_request_is_recorded_and_charged_once(files):
+    """The first balancer dies in mid-stream, the second resumes."""
+    first, second = text_engine(), text_engine()
     second.engine_id = "engine-2"
     for double in (first, second):
         await double.start()
@@ -101,14 +101,14 @@ async def test_a_continued_request_is_written_and_charged_once(files):
         await broken.wait()
         raise UnavailableError("gone")
 
-    async def goes_on(request, double):
+    async def resumes(request, double):
         yield double.started(request)
         yield double.delta(request, 0, "i", [105])
         yield inference_pb2.GenerateResponse(finished={"reason": "FINISH_REASON_EOS"})
         yield double.summary(request, 1)
 
     async def either(request, double):
-        script = goes_on if request.continuation.choices else breaks
+        script = resumes if request.continuation.choices else breaks
         async for event in script(request, double):
             yield event
 
@@ -132,8 +132,8 @@ async def test_a_continued_request_is_written_and_charged_once(files):
     assert record["continuations"] == 1
 
 
-async def test_the_audit_log_says_who_what_and_why_not(start_gateway, files, monkeypatch):
-    monkeypatch.setattr("services.gateway.callers.tenants.LOOK_AGAIN_S", 0.0)
+async def test_the_audit_log_names_caller_request_and_reason(start_gateway, files, monkeypatch):
+    monkeypatch.setattr("services.gateway.callers.tenants.CHECK_FILE_EVERY_S", 0.0)
     gateway = await start_gateway(**files)
     url = f"http://{gateway.http}/v1/completions"
     body = {"model": "tiny", "prompt": "ab", "max_tokens": 2, "n": 2}
@@ -141,12 +141,12 @@ async def test_the_audit_log_says_who_what_and_why_not(start_gateway, files, mon
         shown = {"authorization": f"Bearer {KEY}"}
         await http.post(url, json=body, headers={**shown, "x-request-id": "r1"})
         await http.post(url, json={**body, "temperature": 9}, headers=shown)
-        await http.post(url, json=body, headers={"authorization": "Bearer nobodys"})
+        await http.post(url, json=body, headers={"authorization": "Bearer wrong"})
         await http.get(f"http://{gateway.http}/v1/models", headers=shown)
         await asyncio.to_thread(Path(files["api_keys_file"]).write_text, "nonsense\n")
         await http.get(f"http://{gateway.http}/v1/models", headers=shown)
     await gateway.service.drain()
-    allowed, bad, nobody, listed, reload, again, drain = await lines_of(files["audit_file"], 7)
+    allowed, bad, unknown, listed, reload, again, drain = await lines_of(files["audit_file"], 7)
     del again
     assert allowed.pop("time").endswith("Z")
     assert allowed.pop("peer").startswith("127.0.0.1:")
@@ -163,13 +163,13 @@ async def test_the_audit_log_says_who_what_and_why_not(start_gateway, files, mon
     }
     assert (bad["decision"], bad["why"]) == ("refused", "INVALID_ARGUMENT")
     assert bad["field"] == "sampling.temperature"
-    assert (nobody["why"], nobody.get("tenant")) == ("INVALID_API_KEY", None)
+    assert (unknown["why"], unknown.get("tenant")) == ("INVALID_API_KEY", None)
     assert listed["method"] == "GET /v1/models"
     assert (reload["event"], reload["decision"]) == ("keys", "failed")
     assert (drain["event"], drain["decision"]) == ("drain", "done")
 
 
-async def test_the_audit_log_tells_of_changed_keys_though_nobody_calls(start_gateway, files):
+async def test_changed_keys_are_audited_without_any_request(start_gateway, files):
     await start_gateway(**files)
     await asyncio.to_thread(Path(files["api_keys_file"]).write_text, "nonsense\n")
     [reload] = await lines_of(files["audit_file"], 1)

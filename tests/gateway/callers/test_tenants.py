@@ -1,4 +1,4 @@
-"""API keys: only their hashes, read again when the file changes."""
+"""API keys: known by their hashes, reloaded when the file changes."""
 
 import asyncio
 import contextlib
@@ -26,13 +26,13 @@ class Clock:
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "keys"
-    path.write_text("# who may call\n\n" + line("acme", "k1") + line("acme", "k2"))
+    path.write_text("# valid keys\n\n" + line("acme", "k1") + line("acme", "k2"))
     return path
 
 
 def test_without_a_file_all_are_anonymous():
     assert Tenants("").identify(None).tenant == ""
-    assert Tenants("").identify("Bearer whatever").tenant == ""
+    assert Tenants("").identify("Bearer anything").tenant == ""
 
 
 def test_keys_name_tenants(path):
@@ -51,13 +51,13 @@ def test_keys_name_tenants(path):
         ("Bearer ключ", "INVALID_API_KEY"),
     ],
 )
-def test_others_stay_outside(path, shown, reason):
+def test_other_keys_are_refused(path, shown, reason):
     with pytest.raises(UnauthenticatedError) as caught:
         Tenants(str(path)).identify(shown)
     assert caught.value.reason == reason
 
 
-def test_changes_are_seen_and_mistakes_keep_the_last_good(path):
+def test_changes_are_loaded_and_errors_keep_the_last_valid_keys(path):
     clock = Clock()
     tenants = Tenants(str(path), clock)
     path.write_text(line("beta", "k3"))
@@ -98,22 +98,22 @@ def test_a_file_without_a_key_keeps_the_last_good_and_is_refused_at_start(path, 
         Tenants(str(path))
 
 
-async def test_changes_are_told_of_though_nobody_calls(path, monkeypatch):
-    monkeypatch.setattr("services.gateway.callers.tenants.FOLLOW_S", 0.01)
-    told: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
-    tenants = Tenants(str(path), told=lambda good, what: told.put_nowait((good, what)))
+async def test_changes_are_reported_without_any_request(path, monkeypatch):
+    monkeypatch.setattr("services.gateway.callers.tenants.CHECK_FILE_EVERY_S", 0.01)
+    reloads: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
+    tenants = Tenants(str(path), on_reload=lambda *reload: reloads.put_nowait(reload))
     following = asyncio.create_task(tenants.follow())
     async with asyncio.timeout(20):
         path.with_name("new").write_text(line("beta", "k3"))
         path.with_name("new").rename(path)
-        assert await told.get() == (True, "1 keys")
+        assert await reloads.get() == (True, "1 keys")
         path.unlink()
-        good, what = await told.get()
-        assert (good, "cannot read" in what) == (False, True)
+        usable, description = await reloads.get()
+        assert (usable, "cannot read" in description) == (False, True)
         path.with_name("new").write_text(line("beta", "k4"))
         path.with_name("new").rename(path)
-        # One that stays away was told of once.
-        assert await told.get() == (True, "1 keys")
+        # A file that stays away is reported once.
+        assert await reloads.get() == (True, "1 keys")
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following

@@ -1,4 +1,4 @@
-"""What the registry's keys become, and that a blinking registry empties nothing."""
+"""Models made of the registry's records; a registry without data does not remove them."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_engines_of_a_model_become_one_view(catalog, view):
     assert catalog.find("m") == catalog.find("short") == model
 
 
-def test_the_more_common_revision_speaks_for_the_model(catalog, view):
+def test_the_more_common_revision_describes_the_model(catalog, view):
     new = {"model_revision": "r2", "tokenizer_digest": "d2"}
     view.keys = {"/a": info("a", **new), "/b": info("b", **new), "/c": info("c")}
     catalog.refresh()
@@ -192,7 +192,7 @@ def test_an_alias_of_the_models_own_name_comes_first(weighted, records):
     assert listed["m"] == "r2"
 
 
-def test_the_last_good_record_stays_until_it_is_deleted_on_purpose(weighted, records):
+def test_the_last_valid_record_stays_until_it_is_deleted_on_purpose(weighted, records):
     key = MODELS_PREFIX + "chat"
     records.keys = {key: b"{", MODELS_PREFIX + "a b": record(("m", "r1", 1))}
     weighted.refresh()

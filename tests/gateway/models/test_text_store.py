@@ -1,4 +1,4 @@
-"""Tokenizers by digest: from any engine that is there, once for all who wait."""
+"""Tokenizers by digest: fetched from any engine, once for all requests that wait."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +10,9 @@ from services.common.errors import UnavailableError
 from services.common.rpc import Membership
 from services.common.text.byte_level import byte_assets
 from services.gateway.models.catalog import models_of
-from services.gateway.models.text_store import KEPT, TextStore
-from tests.doubles.gateway_fleet import EngineDouble
+from services.gateway.models.text_store import MAX_CACHED, TextStore
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.gateway import text_engine
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ async def store():
         await store.close()
 
 
-async def model_of(*engines: EngineDouble):
+async def model_of(*engines: FakeEngine):
     """The model that these engines serve; the digest is the last one's."""
     infos = []
     for number, engine in enumerate(engines):
@@ -33,7 +34,7 @@ async def model_of(*engines: EngineDouble):
     return models_of(infos)["tiny"]
 
 
-async def test_many_who_wait_share_one_fetch(store, engine):
+async def test_waiting_requests_share_one_fetch(store, engine):
     model = await model_of(engine)
     texts = await asyncio.gather(*(store.get(model) for _ in range(10)))
     assert len({id(text) for text in texts}) == 1
@@ -41,7 +42,7 @@ async def test_many_who_wait_share_one_fetch(store, engine):
     assert engine.tokenizer_calls == 1
 
 
-async def test_one_who_leaves_takes_nothing_along(store, engine):
+async def test_a_cancelled_request_does_not_cancel_the_fetch(store, engine):
     model = await model_of(engine)
     leaver = asyncio.create_task(store.get(model))
     stayer = asyncio.create_task(store.get(model))
@@ -51,7 +52,7 @@ async def test_one_who_leaves_takes_nothing_along(store, engine):
 
 
 async def test_an_engine_that_is_gone_is_passed_over(store, engine):
-    gone = EngineDouble()
+    gone = text_engine()
     await gone.start()
     model = await model_of(gone, engine)
     await gone.stop()
@@ -59,7 +60,7 @@ async def test_an_engine_that_is_gone_is_passed_over(store, engine):
 
 
 async def test_an_engine_with_other_files_is_passed_over(store, engine):
-    other = EngineDouble()
+    other = text_engine()
     other.assets = byte_assets(chat_template="something else")
     await other.start()
     model = await model_of(other, engine)
@@ -68,20 +69,20 @@ async def test_an_engine_with_other_files_is_passed_over(store, engine):
     await other.stop()
 
 
-async def test_nobody_has_it(store, engine):
+async def test_no_engine_has_it(store, engine):
     model = await model_of(engine)
     engine.assets = byte_assets(special=())
     with pytest.raises(UnavailableError) as caught:
         await store.get(model)
     assert caught.value.reason == "TOKENIZER_UNAVAILABLE"
     engine.assets = byte_assets()
-    assert await store.get(model)  # asked again, not remembered as lost
+    assert await store.get(model)  # fetched again: the failure is not cached
 
 
 async def test_old_digests_make_room(store, engine):
     first = await model_of(engine)
     await store.get(first)
-    for number in range(KEPT):
+    for number in range(MAX_CACHED):
         engine.assets = byte_assets(chat_template=f"template {number}")
         await store.get(await model_of(engine))
     calls = engine.tokenizer_calls
@@ -90,7 +91,7 @@ async def test_old_digests_make_room(store, engine):
     assert engine.tokenizer_calls == calls + 1
 
 
-async def test_prefetch_waits_for_nobody_and_swallows_failures(store, engine):
+async def test_prefetch_does_not_wait_and_ignores_failures(store, engine):
     model = await model_of(engine)
     engine.assets = byte_assets(special=())
     store.prefetch([model])

@@ -1,4 +1,4 @@
-"""What the OpenAI-compatible face answers, to the official client and as plain HTTP."""
+"""The answers of the OpenAI-compatible face, to the official client and as plain HTTP."""
 
 import json
 
@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from tests.doubles.gateway_fleet import sse_events
+from tests.doubles.gateway import sse_events
 
 MODEL = "tiny"
 HI = [{"role": "user", "content": "hi"}]
@@ -61,19 +61,19 @@ class TestChat:
         assert [e["choices"][0]["finish_reason"] for e in events[-3:-1]] == [None, "stop"]
 
     async def test_logprobs_cover_the_text_and_are_finite(self, client, engine):
-        asked = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 2}
-        whole = await client.chat.completions.create(**asked)
+        body = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 2}
+        whole = await client.chat.completions.create(**body)
         entries = whole.choices[0].logprobs.content
         joined = b"".join(bytes(entry.bytes) for entry in entries)
         assert joined.decode() == engine.reply
         assert [t.logprob for t in entries[0].top_logprobs] == [-0.5, -9999.0]
         streamed = []
-        async for chunk in await client.chat.completions.create(**asked, stream=True):
+        async for chunk in await client.chat.completions.create(**body, stream=True):
             for choice in chunk.choices:
                 streamed += choice.logprobs.content if choice.logprobs else []
         assert streamed == entries
 
-    async def test_what_the_engine_is_asked(self, client, engine):
+    async def test_the_engines_request(self, client, engine):
         await client.chat.completions.create(
             model=MODEL,
             messages=[
@@ -93,17 +93,17 @@ class TestChat:
             },
             extra_body={"top_k": -1, "min_p": 0.25, "ignore_eos": True, "min_tokens": 2},
         )
-        asked = engine.requests[0].request
-        assert engine.tokenizer.decode(asked.token_ids.ids, skip_special_tokens=False).startswith(
+        sent = engine.requests[0].request
+        assert engine.tokenizer.decode(sent.token_ids.ids, skip_special_tokens=False).startswith(
             "<|im_start|>system\nbe brief<|im_end|>"
         )
-        assert (asked.sampling.temperature, asked.sampling.seed) == (0, 9)
-        assert asked.sampling.HasField("temperature")
-        assert (asked.sampling.top_k, asked.sampling.min_p) == (0, 0.25)
-        assert dict(asked.sampling.logit_bias) == {65: 3}
-        assert list(asked.stop.stop_strings) == ["a", "b"]
-        assert (asked.stop.ignore_eos, asked.stop.min_tokens) == (True, 2)
-        assert json.loads(asked.constraint.json_schema) == {"type": "object"}
+        assert (sent.sampling.temperature, sent.sampling.seed) == (0, 9)
+        assert sent.sampling.HasField("temperature")
+        assert (sent.sampling.top_k, sent.sampling.min_p) == (0, 0.25)
+        assert dict(sent.sampling.logit_bias) == {65: 3}
+        assert list(sent.stop.stop_strings) == ["a", "b"]
+        assert (sent.stop.ignore_eos, sent.stop.min_tokens) == (True, 2)
+        assert json.loads(sent.constraint.json_schema) == {"type": "object"}
 
 
 class TestCompletions:
@@ -118,14 +118,14 @@ class TestCompletions:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_several_prompts_side_by_side(self, client, engine, stream):
-        asked = {"model": MODEL, "prompt": ["ab", "cd", "ef"], "n": 2, "max_tokens": 4}
+        body = {"model": MODEL, "prompt": ["ab", "cd", "ef"], "n": 2, "max_tokens": 4}
         if stream:
             texts = [""] * 6
-            async for chunk in await client.completions.create(**asked, stream=True):
+            async for chunk in await client.completions.create(**body, stream=True):
                 for choice in chunk.choices:
                     texts[choice.index] += choice.text
         else:
-            answer = await client.completions.create(**asked)
+            answer = await client.completions.create(**body)
             assert [c.index for c in answer.choices] == list(range(6))
             texts = [choice.text for choice in answer.choices]
             assert answer.usage.prompt_tokens == 6
@@ -146,14 +146,14 @@ class TestCompletions:
 
     async def test_logprobs_with_echo(self, client, engine):
         engine.reply = "abé"  # the engine begins the text with an echoed prompt
-        asked = {"model": MODEL, "prompt": "ab", "logprobs": 1, "echo": True}
-        whole = (await client.completions.create(**asked)).choices[0].logprobs
+        body = {"model": MODEL, "prompt": "ab", "logprobs": 1, "echo": True}
+        whole = (await client.completions.create(**body)).choices[0].logprobs
         assert whole.tokens[:3] == ["a", "b", "a"]
         assert whole.token_logprobs[:3] == [None, -1.0, -0.5]
         assert whole.top_logprobs[0] is None
         assert whole.text_offset == [0, 1, 2, 3, 4, 4]
         columns = {"tokens": [], "token_logprobs": [], "text_offset": []}
-        async for chunk in await client.completions.create(**asked, stream=True):
+        async for chunk in await client.completions.create(**body, stream=True):
             if chunk.choices[0].logprobs:
                 for name, column in columns.items():
                     column += getattr(chunk.choices[0].logprobs, name)

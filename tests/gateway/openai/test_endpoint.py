@@ -1,4 +1,4 @@
-"""How the OpenAI-compatible face refuses, fails, and notices that its client has left."""
+"""How the OpenAI-compatible face refuses requests, fails, and handles disconnects."""
 
 import asyncio
 import hashlib
@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from services.common import errors
-from tests.doubles.gateway_fleet import sse_events
+from tests.doubles.gateway import sse_events
 
 MODEL = "tiny"
 HI = [{"role": "user", "content": "hi"}]
@@ -144,7 +144,7 @@ class TestBadInput:
         with pytest.raises(openai.NotFoundError) as caught:
             await client.completions.create(model="gpt", prompt="x")
         assert caught.value.code == "model_not_found"
-        with pytest.raises(openai.NotFoundError, match="embeddings is not served"):
+        with pytest.raises(openai.NotFoundError, match="embeddings is not supported"):
             await client.embeddings.create(model=MODEL, input="x")
         assert (await http.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
         response = await http.get("/v1/completions")
@@ -271,7 +271,7 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 class TestLeaving:
     @pytest.mark.parametrize("stream", [True, False])
-    async def test_the_engine_is_told(self, gateway, engine, scripts, stream):
+    async def test_the_engine_is_cancelled(self, gateway, engine, scripts, stream):
         engine.script = scripts["hold"]
         async with httpx.AsyncClient(base_url=f"http://{gateway.http}") as http:
             body = {"model": MODEL, "prompt": "x", "stream": stream}

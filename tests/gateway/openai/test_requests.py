@@ -1,4 +1,4 @@
-"""Any JSON at all is either understood or refused by name; nothing else is ever raised."""
+"""Any JSON is either parsed or refused by the field's name; nothing else is raised."""
 
 import contextlib
 
@@ -13,13 +13,13 @@ from services.common.text.byte_level import CHATML, byte_assets
 from services.gateway.answers.plan import plan_answer
 from services.gateway.answers.profile import ChatProfile
 from services.gateway.answers.tools import read_tools
-from services.gateway.openai.chat_request import read_chat
-from services.gateway.openai.completion_request import read_completion
+from services.gateway.openai.chat_request import parse_chat
+from services.gateway.openai.completion_request import parse_completion
 from services.gateway.openai.errors import body_of, headers_of, param_of
 from services.gateway.request.checks import check_request
 
-KNOWS_NONE = ChatTemplate(byte_assets())
-KNOWS_TOOLS = ChatTemplate(byte_assets(chat_template=CHATML + "{{ tools | tojson }}"))
+WITHOUT_TOOLS = ChatTemplate(byte_assets())
+WITH_TOOLS = ChatTemplate(byte_assets(chat_template=CHATML + "{{ tools | tojson }}"))
 scalars = st.one_of(
     st.none(),
     st.booleans(),
@@ -46,10 +46,10 @@ def body(names, valid):
     return st.dictionaries(st.sampled_from(names), values, max_size=6).map(lambda d: {**valid, **d})
 
 
-def understood(read, data) -> None:
+def check_parsed(read, data) -> None:
     with contextlib.suppress(InvalidArgumentError):
-        plan = read(data)
-        for request in plan.requests:
+        body = read(data)
+        for request in body.requests:
             request.SerializeToString()
             with contextlib.suppress(InvalidArgumentError):
                 check_request(request, 300)
@@ -57,11 +57,11 @@ def understood(read, data) -> None:
 
 
 def planned(request) -> None:
-    """What follows at the door, for a template that knows tools and for one that knows none."""
+    """Plan the answer, for a template with and for one without support for tools."""
     if request.WhichOneof("prompt") != "chat":
         return
     use = read_tools(request.chat)
-    for template in (KNOWS_TOOLS, KNOWS_NONE):
+    for template in (WITH_TOOLS, WITHOUT_TOOLS):
         rendered = render_chat(template, request.chat)
         profile = ChatProfile("hermes", "think")
         plan = plan_answer(request, use, profile, rendered, lambda _: b"x")
@@ -71,12 +71,12 @@ def planned(request) -> None:
 
 @given(values | body(CHAT, {"messages": [{"role": "user", "content": "x"}]}))
 def test_any_chat(data):
-    understood(read_chat, data)
+    check_parsed(parse_chat, data)
 
 
 @given(values | body(COMPLETION, {"prompt": "x"}))
 def test_any_completion(data):
-    understood(read_completion, data)
+    check_parsed(parse_completion, data)
 
 
 TOOL = st.fixed_dictionaries(
@@ -97,18 +97,18 @@ TOOL = st.fixed_dictionaries(
 )
 def test_any_tools(tools, choice, form, parallel):
     body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": choice}
-    understood(read_chat, {**body, "response_format": form, "parallel_tool_calls": parallel})
+    check_parsed(parse_chat, {**body, "response_format": form, "parallel_tool_calls": parallel})
 
 
 @given(st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), values))
 def test_any_message(message):
-    understood(read_chat, {"messages": [{"role": "user", **message}]})
+    check_parsed(parse_chat, {"messages": [{"role": "user", **message}]})
 
 
 @given(values)
 def test_every_refusal_can_be_written(data):
     with pytest.raises(InvalidArgumentError) as caught:
-        read_completion({"prompt": data, "stop": 5})
+        parse_completion({"prompt": data, "stop": 5})
     written = msgspec.json.decode(msgspec.json.encode(body_of(caught.value)))
     assert written["error"]["param"] in ("stop", "prompt")
     assert headers_of(caught.value)["x-should-retry"] == "false"
@@ -121,14 +121,14 @@ HUGE = 10**400
 @pytest.mark.parametrize("field", ["temperature", "n", "seed", "top_k", "max_tokens", "stop"])
 def test_huge_numbers(field, number):
     with pytest.raises(InvalidArgumentError, match=field):
-        read_completion({"prompt": "x", field: number})
+        parse_completion({"prompt": "x", field: number})
     with pytest.raises(InvalidArgumentError, match="logit_bias"):
-        read_completion({"prompt": "x", "logit_bias": {"5": number}})
+        parse_completion({"prompt": "x", "logit_bias": {"5": number}})
     with pytest.raises(InvalidArgumentError, match="prompt"):
-        read_completion({"prompt": [number]})
+        parse_completion({"prompt": [number]})
     messages = [{"role": "user", "content": "x"}]
     with pytest.raises(InvalidArgumentError, match="chat_template_kwargs"):
-        read_chat({"messages": messages, "chat_template_kwargs": {"a": [number]}})
+        parse_chat({"messages": messages, "chat_template_kwargs": {"a": [number]}})
 
 
 @pytest.mark.parametrize("raw", [b'{"prompt": "\\ud800"}', b'{"prompt": "a", "\\udfff": 1}'])
@@ -171,15 +171,15 @@ def test_our_fields_in_their_words(field, param):
 )
 def test_two_constraints_are_not_halved(wanted, names):
     with pytest.raises(InvalidArgumentError) as caught:
-        read_completion({"prompt": "x", "structured_outputs": wanted})
+        parse_completion({"prompt": "x", "structured_outputs": wanted})
     assert all(f"structured_outputs.{name}" in caught.value.message for name in names)
 
 
 def test_a_structural_tag_is_text_or_an_object():
     tag = {"type": "structural_tag", "format": {"type": "any_text"}}
     for form in (tag, msgspec.json.encode(tag).decode()):
-        asked = {"prompt": "x", "structured_outputs": {"structural_tag": form, "regex": None}}
-        (request,) = read_completion(asked).requests
+        sent = {"prompt": "x", "structured_outputs": {"structural_tag": form, "regex": None}}
+        (request,) = parse_completion(sent).requests
         assert msgspec.json.decode(request.constraint.structural_tag) == tag
 
 
@@ -201,9 +201,9 @@ def call(arguments):
     ],
 )
 def test_a_history_that_cannot_have_been(message, field):
-    asked = {"messages": [{"role": "user", "content": "x"}, message]}
+    sent = {"messages": [{"role": "user", "content": "x"}, message]}
     with pytest.raises(InvalidArgumentError) as caught:
-        read_chat(asked)
+        parse_chat(sent)
     assert caught.value.violations[0].field == f"messages[1].{field}"
 
 
@@ -216,4 +216,4 @@ def test_a_history_that_cannot_have_been(message, field):
     ],
 )
 def test_a_history_that_may_have_been(message):
-    read_chat({"messages": [message]})
+    parse_chat({"messages": [message]})

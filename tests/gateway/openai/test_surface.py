@@ -63,13 +63,13 @@ NEEDED = {
 
 
 def rows(heading):
-    """Field → taken, ignored or refused, of the first table under a heading."""
+    """Field → supported, ignored or refused, of the first table under a heading."""
     part = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return dict(re.findall(r"^\| `(\w+)` \| (taken|ignored|refused) \|", part, re.MULTILINE))
+    return dict(re.findall(r"^\| `(\w+)` \| (supported|ignored|refused) \|", part, re.MULTILINE))
 
 
 @pytest.fixture(autouse=True)
-def room_for_tools(engine):
+def long_context(engine):
     engine.max_model_len = 8192
 
 
@@ -84,14 +84,14 @@ async def test_each_field(http, engine, heading, path, samples, base):
     table = rows(heading)
     assert table.keys() == samples.keys()
     for field, what in table.items():
-        asked = {name: samples[name] for name in [field, *NEEDED.get(field, [])]}
-        body = {**base, "max_tokens": 4, **asked}
+        sample = {name: samples[name] for name in [field, *NEEDED.get(field, [])]}
+        body = {**base, "max_tokens": 4, **sample}
         before = len(engine.requests)
         response = await http.post(path, json=body)
         if what == "refused":
             error = response.json()["error"]
-            told = (response.status_code, error["param"], error["code"])
-            assert told == (400, field, "unsupported_field"), field
+            refusal = (response.status_code, error["param"], error["code"])
+            assert refusal == (400, field, "unsupported_field"), field
             assert len(engine.requests) == before
             continue
         assert response.status_code == 200, (field, response.text)
@@ -100,7 +100,7 @@ async def test_each_field(http, engine, heading, path, samples, base):
 
 
 def sent(request):
-    """What an engine was asked, without what differs by itself."""
+    """The request that an engine got, without the fields that always differ."""
     kept = type(request)()
     kept.CopyFrom(request)
     kept.request.request_id = ""
@@ -108,8 +108,8 @@ def sent(request):
     return kept.request.stop, kept.request.token_ids, kept.request.constraint, kept.request.response
 
 
-async def test_each_endpoint_that_is_not_served(http):
-    part = PAGE.split("\n## Not served\n")[1]
+async def test_each_endpoint_that_is_not_supported(http):
+    part = PAGE.split("\n## Not supported\n")[1]
     names = [name for name in re.findall(r"`([a-z_]+)`", part) if name != "unsupported_endpoint"]
     assert len(names) == 19
     for name in names:
@@ -134,7 +134,7 @@ async def test_the_clients_own_calls_of_them(client):
         client.files.delete("f"),
     ]
     for call in calls:
-        with pytest.raises(openai.NotFoundError, match="is not served"):
+        with pytest.raises(openai.NotFoundError, match="is not supported"):
             await call
 
 
@@ -151,7 +151,7 @@ async def test_parts_that_are_not_text_are_refused_by_name(client):
             assert caught.value.body["param"] == "messages[0].content[1].type"
 
 
-async def test_usage_is_told_last_and_once(client):
+async def test_usage_is_sent_once_and_last(client):
     events = [
         event
         async for event in await client.chat.completions.create(

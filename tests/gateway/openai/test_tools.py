@@ -9,7 +9,7 @@ import pytest
 from services.common import errors
 from services.common.text import Tokenizer
 from services.common.text.byte_level import CHATML, byte_assets
-from tests.doubles.gateway_fleet import running_gateway
+from tests.doubles.gateway import running_gateway
 
 MODEL = "tiny"
 HI = [{"role": "user", "content": "hi"}]
@@ -31,19 +31,19 @@ THINKS = "{# <think></think> #}" + CHATML
 
 
 @pytest.fixture(autouse=True)
-def room_for_tools(engine):
+def long_context(engine):
     engine.max_model_len = 8192
 
 
-async def whole(client, **asked):
-    return await client.chat.completions.create(model=MODEL, **{"messages": HI, **asked})
+async def whole(client, **fields):
+    return await client.chat.completions.create(model=MODEL, **{"messages": HI, **fields})
 
 
-async def streamed(client, **asked):
+async def streamed(client, **fields):
     """Per choice: content, reasoning, calls by index, finish reason; and the usage."""
     choices, usage = {}, None
     stream = await client.chat.completions.create(
-        model=MODEL, stream=True, stream_options={"include_usage": True}, messages=HI, **asked
+        model=MODEL, stream=True, stream_options={"include_usage": True}, messages=HI, **fields
     )
     async for chunk in stream:
         usage = chunk.usage or usage
@@ -80,13 +80,13 @@ class TestCalls:
     )
     async def test_streamed_and_whole_agree(self, client, engine, choice, finish):
         engine.reply = CALL
-        asked = {"tools": [TOOL]} | ({"tool_choice": choice} if choice else {})
-        answer = (await whole(client, **asked)).choices[0]
+        fields = {"tools": [TOOL]} | ({"tool_choice": choice} if choice else {})
+        answer = (await whole(client, **fields)).choices[0]
         (call,) = answer.message.tool_calls
         assert (call.type, call.function.name) == ("function", "log_reading")
         assert call.function.arguments == ARGUMENTS
         assert answer.message.content is None
-        choices, usage = await streamed(client, **asked)
+        choices, usage = await streamed(client, **fields)
         ((call_id, name, arguments),) = choices[0]["calls"]
         assert (name, arguments) == ("log_reading", ARGUMENTS)
         assert call_id.startswith("call_")
@@ -121,7 +121,7 @@ class TestCalls:
         (call,) = answer.choices[0].message.tool_calls
         assert call.function.parsed_arguments == LogReading(name="x", values=[1])
         tag = json.loads(engine.requests[0].request.constraint.structural_tag)
-        assert tag["format"]["type"] == "triggered_tags"  # this client asks for strict
+        assert tag["format"]["type"] == "triggered_tags"  # this client sets strict
 
     async def test_each_choice_has_its_own(self, client, engine):
         engine.reply = CALL
@@ -141,19 +141,19 @@ class TestCalls:
 
     async def test_cut_inside_the_arguments_is_length(self, client, engine):
         engine.reply = CALL
-        asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": CALL.index("values")}
-        answer = (await whole(client, **asked)).choices[0]
+        fields = {"tools": [TOOL], "tool_choice": "required", "max_tokens": CALL.index("values")}
+        answer = (await whole(client, **fields)).choices[0]
         assert answer.finish_reason == "length"
         assert answer.message.tool_calls[0].function.arguments == ARGUMENTS[: ARGUMENTS.index("va")]
-        choices, _ = await streamed(client, **asked)
+        choices, _ = await streamed(client, **fields)
         assert choices[0]["finish"] == "length"
 
-    @pytest.mark.parametrize("asked", [{"parallel_tool_calls": False}, {"tool_choice": NAMED}])
-    async def test_not_more_than_one(self, client, engine, asked):
+    @pytest.mark.parametrize("fields", [{"parallel_tool_calls": False}, {"tool_choice": NAMED}])
+    async def test_not_more_than_one(self, client, engine, fields):
         engine.reply = f"{CALL}\n{CALL}"
-        answer = (await whole(client, tools=[TOOL], **asked)).choices[0]
+        answer = (await whole(client, tools=[TOOL], **fields)).choices[0]
         assert len(answer.message.tool_calls) == 1
-        choices, _ = await streamed(client, tools=[TOOL], **asked)
+        choices, _ = await streamed(client, tools=[TOOL], **fields)
         assert len(choices[0]["calls"]) == 1
 
     async def test_logprobs_cover_every_token(self, client, engine):
@@ -255,13 +255,13 @@ BAD = [
 
 class TestBadInput:
     async def test_each_is_a_400_that_names_the_field(self, http, engine):
-        for asked, param in BAD:
+        for fields, param in BAD:
             for stream in (False, True):
-                body = {"model": MODEL, "messages": HI, "stream": stream, **asked}
+                body = {"model": MODEL, "messages": HI, "stream": stream, **fields}
                 response = await http.post("/v1/chat/completions", json=body)
-                assert response.status_code == 400, (asked, response.text)
+                assert response.status_code == 400, (fields, response.text)
                 error = response.json()["error"]
-                assert error["param"] == param, (asked, error)
+                assert error["param"] == param, (fields, error)
         assert not engine.requests
 
     async def test_a_schema_that_the_engine_refuses_names_its_tool(self, http, engine, scripts):

@@ -1,4 +1,4 @@
-"""The gateway's bounds are the engine's: whatever one refuses, the other refuses too."""
+"""The gateway and the engine check the same bounds: they refuse the same requests."""
 
 import pytest
 from hypothesis import given

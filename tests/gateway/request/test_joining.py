@@ -1,4 +1,4 @@
-"""Deltas that are there together become one message and stay the same stream."""
+"""Deltas that arrive together become one message of the same stream."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferfleet_proto.v1 import inference_pb2
-from services.gateway.request.joining import joined
+from services.gateway.request.joining import join_deltas
 
 Response = inference_pb2.GenerateResponse
 
@@ -74,28 +74,30 @@ OTHERS = st.sampled_from(
 
 
 @given(st.lists(st.one_of(DELTAS, DELTAS, DELTAS, OTHERS), max_size=12))
-def test_what_is_joined_says_the_same_in_the_same_order(messages):
-    out = list(joined(messages))
+def test_joined_messages_are_the_same_stream(messages):
+    out = list(join_deltas(messages))
     assert summed(out) == summed(messages)
     assert counted(out) == counted(messages)
     assert len(out) <= len(messages)
-    assert list(joined(out)) == out
+    assert list(join_deltas(out)) == out
 
 
 def test_deltas_of_one_choice_become_one():
-    assert list(joined([delta(text=t, token_ids=[i]) for i, t in enumerate("abc")])) == [
+    assert list(join_deltas([delta(text=t, token_ids=[i]) for i, t in enumerate("abc")])) == [
         delta(text="abc", token_ids=[0, 1, 2])
     ]
 
 
 def test_choices_by_turns_become_one_each():
     turns = [delta(choice=c, text=t, token_ids=[i]) for i, t in enumerate("ab") for c in (0, 1)]
-    assert list(joined(turns)) == [delta(choice=c, text="ab", token_ids=[0, 1]) for c in (0, 1)]
+    assert list(join_deltas(turns)) == [
+        delta(choice=c, text="ab", token_ids=[0, 1]) for c in (0, 1)
+    ]
 
 
 def test_a_lone_message_is_passed_on_as_it_is():
     odd = b"\x12\x03\x28\x01\x40"  # not even a whole one
-    assert list(joined([odd])) == [odd]
+    assert list(join_deltas([odd])) == [odd]
 
 
 def test_choices_kinds_and_calls_stay_apart():
@@ -106,4 +108,4 @@ def test_choices_kinds_and_calls_stay_apart():
         call(id="c", name="f"),
         call(arguments="{}"),
     ]
-    assert list(joined(messages)) == messages
+    assert list(join_deltas(messages)) == messages

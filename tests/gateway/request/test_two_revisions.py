@@ -1,4 +1,4 @@
-"""One plain name, engines of two revisions: what is told is the revision that answered."""
+"""One model name, engines of two revisions: answers name the revision that answered."""
 
 import asyncio
 import json
@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.doubles.gateway_fleet import EngineDouble, running_gateway, sse_events
+from tests.doubles.gateway import running_gateway, sse_events, text_engine
 
 
 @pytest.fixture
 async def both(engine):
-    second = EngineDouble()
+    second = text_engine()
     second.engine_id, second.revision = "engine-2", "sha256:other"
     await second.start()
     yield engine, second
@@ -28,7 +28,7 @@ async def records_of(path, count):
             await asyncio.sleep(0.02)
 
 
-async def test_fingerprint_and_usage_tell_the_engines_own_revision(both, tmp_path):
+async def test_fingerprint_and_usage_name_the_engines_own_revision(both, tmp_path):
     usage = str(tmp_path / "usage.jsonl")
     revisions = {double.engine_id: double.revision for double in both}
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -37,12 +37,12 @@ async def test_fingerprint_and_usage_tell_the_engines_own_revision(both, tmp_pat
         running_gateway(*both, usage_file=usage) as gateway,
         httpx.AsyncClient(base_url=f"http://{gateway.http}", timeout=20) as http,
     ):
-        for index in range(4):  # the double takes turns: each of both is asked both ways
-            asked = {**body, "stream": index >= 2}
-            answer = await http.post("/v1/chat/completions", json=asked)
+        for index in range(4):  # both engines in turn, each with and without streaming
+            sent = {**body, "stream": index >= 2}
+            answer = await http.post("/v1/chat/completions", json=sent)
             revision = revisions[answer.headers["x-engine-id"]]
-            told = sse_events(answer.text)[:-1] if asked["stream"] else [answer.json()]
-            assert {chunk["system_fingerprint"] for chunk in told} == {revision}
+            chunks = sse_events(answer.text)[:-1] if sent["stream"] else [answer.json()]
+            assert {chunk["system_fingerprint"] for chunk in chunks} == {revision}
             expected[answer.headers["x-request-id"]] = revision
         records = await records_of(usage, 4)
     assert set(expected.values()) == set(revisions.values())

@@ -1,5 +1,8 @@
 """Quotas per tenant and per key: requests and tokens per minute, requests at once.
 
-`Quotas` admits and settles; `shared` counts in Redis for all gateways, `local` in this process
-while Redis is away.
+quotas.py    admits requests and settles their real usage
+shared.py    counts in Redis, for all gateways together (scripts in lua/)
+local.py     counts in this process while Redis is away
+verdict.py   the result of counting, as an error or as x-ratelimit-* headers
+fit.py       refuses requests that exceed a whole quota
 """

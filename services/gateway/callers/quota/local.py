@@ -1,6 +1,6 @@
-"""Quotas as one gateway counts them by itself: token buckets that fill over a minute.
+"""Quotas counted by one gateway alone: token buckets that fill over a minute.
 
-While Redis answers they only mirror what it says, so that they are right when it goes away.
+While Redis answers, the buckets mirror its levels, so that they are right when it goes away.
 """
 
 import math
@@ -13,7 +13,7 @@ from services.gateway.callers.keys_file import Limits
 from services.gateway.callers.quota.verdict import Left, Scope, Verdict
 
 MINUTE_S = 60.0
-KEPT = 10_000
+MAX_BUCKETS = 10_000
 
 
 @dataclass
@@ -21,7 +21,8 @@ class _Bucket:
     level: float
     at_s: float
 
-    def now(self, limit: float, now_s: float) -> float:
+    def level_at(self, limit: float, now_s: float) -> float:
+        """The level in requests or tokens; a bucket fills in a minute."""
         return min(limit, self.level + (now_s - self.at_s) * limit / MINUTE_S)
 
 
@@ -36,15 +37,15 @@ class LocalCounts:
         self._clock = clock
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
         self.share = 1.0
-        """Of each limit that this gateway may give away alone."""
+        """The fraction of each limit that this gateway may use up alone."""
 
     def admit(
         self, tenant: str, scopes: Sequence[Scope], running: Sequence[int], tokens: int
     ) -> Verdict:
-        """Look at all quotas, then take from all or from none.
+        """Check all quotas, then take from all or from none.
 
         Args:
-            running: requests that this gateway runs, per scope.
+            running: requests that this gateway runs now, per scope.
             tokens: to reserve.
         """
         left: list[Left] = []
@@ -58,7 +59,7 @@ class LocalCounts:
                 refused = refused or ("concurrency", index, 0.0)
             have: dict[str, float | None] = {"requests": None, "tokens": None}
             then = dict(have)
-            for name, limit in _per_minute(limits):
+            for name, limit in _limits_per_minute(limits):
                 share = max(limit * self.share, 1.0)
                 need = 1.0 if name == "requests" else float(min(max(tokens, 1), share))
                 key = (tenant, scope.name, name)
@@ -77,7 +78,7 @@ class LocalCounts:
         return Verdict(None, 0, 0.0, after)
 
     def settle(self, tenant: str, scopes: Sequence[Scope], reserved: int, used: int) -> None:
-        """Put the real tokens in the place of the reserved ones."""
+        """Replace the reserved tokens by those that were used."""
         for scope in scopes:
             limit = scope.limits.tokens_per_min
             if limit is not None:
@@ -87,23 +88,23 @@ class LocalCounts:
                 self._set(key, min(level, share))
 
     def mirror(self, tenant: str, scopes: Sequence[Scope], left: Sequence[Left]) -> None:
-        """Take over this gateway's share of what is left of the whole fleet's quotas."""
-        for scope, one in zip(scopes, left, strict=False):  # none for a duplicate
+        """Set the buckets to this gateway's share of what is left fleet-wide."""
+        for scope, one in zip(scopes, left, strict=False):  # empty for a duplicate
             for name, level in (("requests", one.requests), ("tokens", one.tokens)):
                 if level is not None:
                     self._set((tenant, scope.name, name), level * self.share)
 
     def _level(self, key: tuple[str, str, str], limit: float) -> float:
         bucket = self._buckets.get(key)
-        return limit if bucket is None else bucket.now(limit, self._clock())
+        return limit if bucket is None else bucket.level_at(limit, self._clock())
 
     def _set(self, key: tuple[str, str, str], level: float) -> None:
         self._buckets[key] = _Bucket(level, self._clock())
         self._buckets.move_to_end(key)
-        while len(self._buckets) > KEPT:
+        while len(self._buckets) > MAX_BUCKETS:
             self._buckets.popitem(last=False)
 
 
-def _per_minute(limits: Limits) -> list[tuple[str, int]]:
+def _limits_per_minute(limits: Limits) -> list[tuple[str, int]]:
     both = (("requests", limits.requests_per_min), ("tokens", limits.tokens_per_min))
     return [(name, limit) for name, limit in both if limit is not None]

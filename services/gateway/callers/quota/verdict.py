@@ -1,4 +1,4 @@
-"""What counting says of a request: admitted or refused, what is left, and what to tell of it."""
+"""The result of counting a request, and how a caller sees it: as an error and as headers."""
 
 import math
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Scope:
-    """Something that has limits of its own: a tenant, or one of its keys."""
+    """A holder of limits: a tenant, or one of its keys."""
 
     kind: str
     """"tenant" or "key"."""
     name: str
-    """Part of the names in the store; unique within the tenant."""
+    """Part of the names of keys in Redis; unique within the tenant."""
     limits: Limits
 
 
 @dataclass(frozen=True)
 class Left:
-    """What one scope has left; None where it has no limit."""
+    """What remains of one scope's quotas; None where there is no limit."""
 
     requests: float | None = None
     tokens: float | None = None
@@ -36,30 +36,31 @@ class Left:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one admission."""
+    """The decision on one request."""
 
     refused: str | None
-    """The quota that is used up, or DUPLICATE; None: admitted."""
+    """The quota that is used up, or DUPLICATE; None if admitted."""
     scope: int
     """Index of the scope that refused."""
     wait_s: float
-    """Until the quota allows it, as far as that can be known."""
+    """Estimated seconds until the quota allows the request."""
     left: Sequence[Left]
+    """Per scope; empty for a duplicate."""
 
 
 def scopes_of(who: Identity) -> tuple[Scope, ...]:
-    """The tenant, always; the key, if it has limits."""
+    """The tenant, and the key if it has limits of its own."""
     tenant = Scope("tenant", "t", who.tenant_limits)
     if not who.key_limits.any:
         return (tenant,)
     return tenant, Scope("key", f"k:{who.key_id}", who.key_limits)
 
 
-def refusal(verdict: Verdict, who: Identity, request_id: str, asked: int) -> FleetError:
-    """The error that a refused caller gets.
+def refusal(verdict: Verdict, who: Identity, request_id: str, tokens: int) -> FleetError:
+    """The error for a refused caller.
 
     Args:
-        asked: tokens that were to be reserved.
+        tokens: that were to be reserved.
     """
     assert verdict.refused is not None
     if verdict.refused == DUPLICATE:
@@ -67,12 +68,12 @@ def refusal(verdict: Verdict, who: Identity, request_id: str, asked: int) -> Fle
     scope = scopes_of(who)[verdict.scope]
     limit = getattr(scope.limits, verdict.refused)
     whose = f"tenant {who.tenant}" if scope.kind == "tenant" else f"key {who.key_id}"
-    told = f"quota {verdict.refused} of {whose} is used up: {limit} {_UNITS[verdict.refused]}"
+    message = f"quota {verdict.refused} of {whose} is used up: {limit} {_UNITS[verdict.refused]}"
     left = verdict.left[verdict.scope].tokens
     if verdict.refused == "tokens_per_min" and left is not None:
-        told += f"; {asked} asked for, {max(math.floor(left), 0)} left"
+        message += f"; requested {tokens}, left {max(math.floor(left), 0)}"
     return ResourceExhaustedError(
-        told,
+        message,
         reason="RATE_LIMIT_EXCEEDED",
         metadata={
             "quota": verdict.refused,
@@ -80,13 +81,13 @@ def refusal(verdict: Verdict, who: Identity, request_id: str, asked: int) -> Fle
             "limit": str(limit),
             **headers_of(who, verdict.left),
         },
-        # In whole milliseconds and upwards: who comes then must not be too early by a rounding.
+        # Rounded up to whole milliseconds, so that a caller that waits this long is not too early.
         retry_after_s=max(math.ceil(verdict.wait_s * 1000), 1) / 1000,
     )
 
 
 def headers_of(who: Identity, left: Sequence[Left]) -> dict[str, str]:
-    """x-ratelimit-*, as OpenAI's clients know them: of the scope that has least left."""
+    """x-ratelimit-* headers as OpenAI's clients read them, of the scope with the least left."""
     headers: dict[str, str] = {}
     for name, field in (("requests", "requests_per_min"), ("tokens", "tokens_per_min")):
         known = [

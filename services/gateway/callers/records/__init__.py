@@ -1,1 +1,1 @@
-"""What a gateway writes down of requests: usage records and the audit log, never a prompt."""
+"""Usage records and the audit log. No record ever holds a prompt."""

@@ -1,4 +1,4 @@
-"""Who did what and whether it was allowed: sizes and limits of a request, never its text."""
+"""The audit log: who called, what was allowed, and how large the request was; never its text."""
 
 import time
 from collections.abc import Mapping
@@ -10,23 +10,23 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import FleetError
 from services.gateway.callers.keys_file import Identity
 from services.gateway.callers.records.line_log import Sink
-from services.gateway.callers.records.usage import stamp
+from services.gateway.callers.records.usage import format_time
 
-NOBODY = Identity()
+UNIDENTIFIED = Identity()
 
 
-class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the audit file; what does not apply is left out."""
+class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename={"summary": "asked"}):
+    """A line of the audit file; fields that do not apply are left out."""
 
     time: str
     event: str
-    """"request", or an act of an operator: "keys", "drain", "log_level"."""
+    """"request", or an operator's action: "keys", "drain", "log_level"."""
     decision: str
-    """"allowed" or "refused"; of an operator's act "done" or "failed"."""
+    """"allowed" or "refused"; for an operator's action "done" or "failed"."""
     why: str = ""
-    """The reason of a refusal, e.g. RATE_LIMIT_EXCEEDED; what an operator's act was."""
+    """The reason of a refusal, e.g. RATE_LIMIT_EXCEEDED; the content of an operator's action."""
     field: str = ""
-    """What in the request was at fault."""
+    """The request's field at fault."""
     method: str = ""
     tenant: str = ""
     key_id: str = ""
@@ -34,28 +34,32 @@ class AuditRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Address of the connection's other end; behind a proxy that is the proxy's."""
     request_id: str = ""
     model: str = ""
-    asked: Mapping[str, Any] = {}
-    """Sizes and limits."""
+    summary: Mapping[str, Any] = {}
+    """Sizes and limits of the request; written as `asked`."""
 
 
 class Audit:
-    """Writes audit records; without a sink it does nothing."""
+    """Writes audit records; does nothing without a sink."""
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
 
     @property
-    def on(self) -> bool:
-        """Whether anybody reads it: the size of a large request takes time to tell."""
+    def enabled(self) -> bool:
+        """Whether records are written: measuring a large request takes time."""
         return self._sink is not None
 
-    def allowed(
+    def record_allowed(
         self, method: str, who: Identity, peer: str, request_id: str = "", **more: Any
     ) -> None:
-        """A call was let in."""
+        """Record a call that was let in.
+
+        Args:
+            more: further fields of AuditRecord.
+        """
         self._put("allowed", method, who, peer, request_id, **more)
 
-    def refused(
+    def record_refused(
         self,
         method: str,
         who: Identity | None,
@@ -64,23 +68,29 @@ class Audit:
         request_id: str = "",
         **more: Any,
     ) -> None:
-        """A call was not let in."""
+        """Record a call that was refused with this error.
+
+        Args:
+            who: None: the caller could not be identified.
+            more: further fields of AuditRecord.
+        """
         if self._sink is None:
             return
         field, why = "", type(error).__name__
         if isinstance(error, FleetError):
             why = error.reason
             field = error.violations[0].field if error.violations else ""
-        # A field may hold a part of the caller's own text, e.g. a key of a map.
-        where = field.partition("[")[0][:64]
-        self._put("refused", method, who or NOBODY, peer, request_id, why=why, field=where, **more)
+        # A field's name may hold a part of the caller's own text, e.g. a key of a map.
+        name = field.partition("[")[0][:64]
+        caller = who or UNIDENTIFIED
+        self._put("refused", method, caller, peer, request_id, why=why, field=name, **more)
 
-    def act(self, event: str, what: str, *, good: bool = True) -> None:
-        """An operator did something."""
+    def record_action(self, event: str, content: str, *, succeeded: bool = True) -> None:
+        """Record an operator's action, e.g. a changed keys file."""
         if self._sink is not None:
-            decision = "done" if good else "failed"
-            record = AuditRecord(stamp(time.time()), event=event, decision=decision, why=what)
-            self._sink.put(record)
+            decision = "done" if succeeded else "failed"
+            now = format_time(time.time())
+            self._sink.put(AuditRecord(now, event=event, decision=decision, why=content))
 
     def _put(
         self, decision: str, method: str, who: Identity, peer: str, request_id: str, **more: Any
@@ -89,7 +99,7 @@ class Audit:
             return
         self._sink.put(
             AuditRecord(
-                stamp(time.time()),
+                format_time(time.time()),
                 event="request",
                 decision=decision,
                 method=method,
@@ -102,20 +112,20 @@ class Audit:
         )
 
 
-def asked_of(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
-    """Sizes and limits of a request; nothing of its content."""
+def request_summary(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
+    """Sizes and limits of a request, without any of its content."""
     kind = request.WhichOneof("prompt") or ""
-    asked: dict[str, Any] = {"prompt": kind, "bytes": request.ByteSize()}
+    summary: dict[str, Any] = {"prompt": kind, "bytes": request.ByteSize()}
     if kind == "token_ids":
-        asked["prompt_tokens"] = len(request.token_ids.ids)
+        summary["prompt_tokens"] = len(request.token_ids.ids)
     elif kind == "chat":
-        asked["messages"] = len(request.chat.messages)
-        asked["tools"] = len(request.chat.tools)
+        summary["messages"] = len(request.chat.messages)
+        summary["tools"] = len(request.chat.tools)
     if request.sampling.HasField("n"):
-        asked["n"] = request.sampling.n
+        summary["n"] = request.sampling.n
     if request.stop.HasField("max_tokens"):
-        asked["max_tokens"] = request.stop.max_tokens
+        summary["max_tokens"] = request.stop.max_tokens
     constraint = request.constraint.WhichOneof("kind")
     if constraint:
-        asked["constraint"] = constraint
-    return asked
+        summary["constraint"] = constraint
+    return summary

@@ -1,6 +1,6 @@
-"""JSON lines into a file that rotates, or to stdout, written by a thread of their own.
+"""Writes records as JSON lines to a rotating file or to stdout, in a thread of its own.
 
-A sink that is slow or broken costs records, which are counted, and never a request's time.
+A slow or broken sink loses records, which are counted; it never delays a request.
 """
 
 import logging
@@ -25,53 +25,54 @@ WARN_EVERY_S = 30.0
 
 
 class Sink(Protocol):
-    """Takes records; never blocks."""
+    """Accepts records; never blocks."""
 
-    def put(self, record: msgspec.Struct) -> None: ...
+    def put(self, record: msgspec.Struct) -> None:
+        """Queue a record."""
 
 
 class LineLog:
     """Owned by the gateway's loop; `put` may be called from any thread.
 
     Args:
-        path: of the file, "-" for stdout.
-        max_bytes: a file that has grown beyond is renamed to `<path>.1`, that one to `<path>.2` …
-        kept: files beside the current one.
-        lost: called with a number of records that could not be written.
+        path: of the file; "-" is stdout.
+        max_bytes: a larger file is renamed to `<path>.1`, the one before to `<path>.2`, and so on.
+        kept: rotated files beside the current one.
+        on_loss: called with the number of records that could not be written, from any thread.
     """
 
     def __init__(
-        self, path: str, *, max_bytes: int, kept: int, lost: Callable[[int], None]
+        self, path: str, *, max_bytes: int, kept: int, on_loss: Callable[[int], None]
     ) -> None:
         self._path = path
         self._max_bytes = max_bytes
         self._kept = kept
-        self._lost = lost
+        self._on_loss = on_loss
         self._queue: queue.Queue[msgspec.Struct | None] = queue.Queue(QUEUED)
         self._encoder = msgspec.json.Encoder()
         self._warned_s = -WARN_EVERY_S
         self._file: int | None = None
-        self._torn = False
+        self._partial_line = False
         self._thread = threading.Thread(target=self._write_all, name="records", daemon=True)
 
     def start(self) -> None:
-        """Open the file and begin.
+        """Open the file and start the thread.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         self._file = self._open()
         self._thread.start()
 
     def put(self, record: msgspec.Struct) -> None:
-        """Hand a record over; with a full queue it is lost."""
+        """Queue a record; it is lost if the queue is full."""
         try:
             self._queue.put_nowait(record)
         except queue.Full:
             self._lose(1, "the sink is too slow")
 
     def close(self) -> None:
-        """Write what is queued, within two seconds; idempotent."""
+        """Write queued records, for at most two seconds; idempotent."""
         if not self._thread.is_alive():
             return
         deadline = time.monotonic() + FLUSH_S
@@ -82,7 +83,7 @@ class LineLog:
         else:
             self._thread.join(max(deadline - time.monotonic(), 0))
         if self._thread.is_alive():
-            self._lose(self._queue.qsize(), "the sink did not take them before the end")
+            self._lose(self._queue.qsize(), "the sink did not accept them before the shutdown")
 
     def _write_all(self) -> None:
         ended = False
@@ -106,36 +107,36 @@ class LineLog:
             sys.stdout.buffer.write(lines)
             sys.stdout.buffer.flush()
             return
-        if self._file is None or self._moved(self._file):
+        if self._file is None or self._was_moved(self._file):
             self._reopen()
-        size = os.fstat(self._opened).st_size
+        size = os.fstat(self._descriptor).st_size
         if size and size + len(lines) > self._max_bytes:
             self._rotate()
-        # What a full disk took half of ends here, so that the next record has a line of its own.
-        rest = memoryview(b"\n" + lines if self._torn else lines)
-        self._torn = True
+        # A full disk may have taken a part of a line: end it, so that each record has its own.
+        rest = memoryview(b"\n" + lines if self._partial_line else lines)
+        self._partial_line = True
         while rest:
-            rest = rest[os.write(self._opened, rest) :]
-        self._torn = False
+            rest = rest[os.write(self._descriptor, rest) :]
+        self._partial_line = False
 
     @property
-    def _opened(self) -> int:
+    def _descriptor(self) -> int:
         assert self._file is not None
         return self._file
 
-    def _moved(self, descriptor: int) -> bool:
-        """Whether somebody else rotated it, as logrotate does."""
+    def _was_moved(self, descriptor: int) -> bool:
+        """Whether another program has moved the file, as logrotate does."""
         try:
-            there = os.stat(self._path)
+            current = os.stat(self._path)
         except FileNotFoundError:
             return True
-        return there.st_ino != os.fstat(descriptor).st_ino
+        return current.st_ino != os.fstat(descriptor).st_ino
 
     def _reopen(self) -> None:
         old, self._file = self._file, None
         if old is not None:
             os.close(old)
-        self._file, self._torn = self._open(), False
+        self._file, self._partial_line = self._open(), False
 
     def _rotate(self) -> None:
         path = Path(self._path)
@@ -150,14 +151,14 @@ class LineLog:
     def _open(self) -> int | None:
         if self._path == STDOUT:
             return None
-        # Whoever may read it learns who asked for what, so not everybody may.
+        # The file shows who requested what, so it is not readable for everyone.
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
 
     def _lose(self, number: int, why: str) -> None:
         if not number:
             return
-        self._lost(number)
+        self._on_loss(number)
         now = time.monotonic()
         if now - self._warned_s >= WARN_EVERY_S:
             self._warned_s = now
-            log.warning("%d records for %s are lost: %s", number, self._path, why)
+            log.warning("lost %d records for %s: %s", number, self._path, why)

@@ -1,4 +1,4 @@
-"""Usage records into a Redis stream of bounded length, for those who bill as things happen."""
+"""Sends usage records to a Redis stream of bounded length, for billing in near real time."""
 
 import asyncio
 import contextlib
@@ -19,44 +19,44 @@ TIMEOUT_S = 1.0
 RETRY_S = 1.0
 FLUSH_S = 1.0
 WARN_EVERY_S = 30.0
-_PASS_ON = (RedisError, OSError, TimeoutError)
+_REDIS_ERRORS = (RedisError, OSError, TimeoutError)
 
 
 class StreamLog:
-    """Owned by the gateway's loop. A record may be there twice after a call that timed out.
+    """Owned by the gateway's loop. A record may occur twice after a call that timed out.
 
     Args:
         client: of redis.asyncio.
         key: of the stream; each entry has one field, `record`, a JSON object.
-        max_entries: about so many are kept.
-        lost: called with a number of records that did not get there.
+        max_entries: approximate number of entries that are kept.
+        on_loss: called with the number of records that could not be sent.
     """
 
     def __init__(
-        self, client: Any, key: str, *, max_entries: int, lost: Callable[[int], None]
+        self, client: Any, key: str, *, max_entries: int, on_loss: Callable[[int], None]
     ) -> None:
         self._client = client
         self._key = key
         self._max_entries = max_entries
-        self._lost = lost
+        self._on_loss = on_loss
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUED)
         self._encoder = msgspec.json.Encoder()
         self._task: asyncio.Task[None] | None = None
         self._warned_s = -WARN_EVERY_S
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._task = asyncio.create_task(self._send_all(), name="usage stream")
 
     def put(self, record: msgspec.Struct) -> None:
-        """Hand a record over; with a full queue it is lost."""
+        """Queue a record; it is lost if the queue is full."""
         try:
             self._queue.put_nowait(self._encoder.encode(record))
         except asyncio.QueueFull:
-            self._lost(1)
+            self._on_loss(1)
 
     async def close(self) -> None:
-        """Send what is queued, within a second; idempotent."""
+        """Send queued records, for at most a second; idempotent."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -65,8 +65,8 @@ class StreamLog:
                 await self._queue.join()
         await cancel_and_wait(task)
         if not self._queue.empty():
-            self._lost(self._queue.qsize())
-        with contextlib.suppress(*_PASS_ON):
+            self._on_loss(self._queue.qsize())
+        with contextlib.suppress(*_REDIS_ERRORS):
             await self._client.aclose()
             await self._client.connection_pool.disconnect()
 
@@ -75,25 +75,28 @@ class StreamLog:
             record = await self._queue.get()
             try:
                 while True:
-                    if await self._sent(record):
+                    if await self._send(record):
                         break
                     await asyncio.sleep(RETRY_S)
             except asyncio.CancelledError:
-                self._lost(1)
+                self._on_loss(1)
                 raise
             finally:
                 self._queue.task_done()
 
-    async def _sent(self, record: bytes) -> bool:
+    async def _send(self, record: bytes) -> bool:
+        """Send one record; returns whether Redis confirmed it in time."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await self._client.xadd(
                     self._key, {"record": record}, maxlen=self._max_entries, approximate=True
                 )
-        except _PASS_ON as error:
+        except _REDIS_ERRORS as error:
             now = time.monotonic()
             if now - self._warned_s >= WARN_EVERY_S:
                 self._warned_s = now
-                log.warning("usage records wait for Redis: %s", error or "no answer in time")
+                log.warning(
+                    "cannot send usage records to Redis, will retry: %s", error or "timeout"
+                )
             return False
         return True

@@ -1,4 +1,4 @@
-"""One usage record per request that was let in, however it ended."""
+"""Usage records: one per authenticated request, however it ended."""
 
 import datetime
 
@@ -8,11 +8,11 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import FleetError
 from services.common.rpc.continuation import StreamLedger
 from services.gateway.callers.keys_file import Identity
-from services.gateway.metrics import Facts
+from services.gateway.metrics import RequestOutcome
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
-    """A line of the usage file."""
+    """A line of the usage file; token counts and seconds are 0 where they are unknown."""
 
     time: str
     """When the request arrived: RFC 3339, UTC."""
@@ -31,22 +31,22 @@ class UsageRecord(msgspec.Struct, frozen=True):
     output_tokens: int
     reasoning_tokens: int
     continuations: int
-    """How often another engine carried it on; it is charged once all the same."""
+    """How often another engine resumed the request; it is charged once."""
     queued_s: float
     prefill_s: float
     decode_s: float
-    """At the engine; 0 of a request that did not come to its end."""
+    """At the engine; 0 for a request that did not complete."""
     total_s: float
-    """From arrival to end."""
+    """From arrival to the end."""
 
     @property
     def tokens(self) -> int:
-        """What quotas are charged."""
+        """Prompt and output tokens: the charge to quotas."""
         return self.prompt_tokens + self.output_tokens
 
 
 def record_of(
-    facts: Facts,
+    outcome: RequestOutcome,
     ledger: StreamLedger,
     *,
     who: Identity,
@@ -54,20 +54,25 @@ def record_of(
     request_id: str,
     model: tuple[str, str],
 ) -> UsageRecord:
-    """The record of a request that has ended; `model` is its name and revision."""
-    summary = _summary_of(facts.summary, ledger)
+    """Make the record of an ended request.
+
+    Args:
+        ledger: what was forwarded; the source of the counts if the stream has no Summary.
+        model: name and revision.
+    """
+    summary = _summary_of(outcome.summary, ledger)
     usage, timings = summary.usage, summary.timings
     return UsageRecord(
-        time=stamp(facts.arrived_s),
+        time=format_time(outcome.arrived_s),
         request_id=request_id,
         tenant=who.tenant,
         key_id=who.key_id,
         face=face,
-        operation=facts.operation,
+        operation=outcome.operation,
         model=model[0],
         revision=model[1],
-        status=facts.status,
-        reason=facts.reason,
+        status=outcome.status,
+        reason=outcome.reason,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,
@@ -76,26 +81,26 @@ def record_of(
         queued_s=round(timings.queued_s, 6),
         prefill_s=round(timings.prefill_s, 6),
         decode_s=round(timings.decode_s, 6),
-        total_s=round(facts.took_s, 6),
+        total_s=round(outcome.took_s, 6),
     )
 
 
-def stamp(seconds: float) -> str:
+def format_time(unix_s: float) -> str:
     """RFC 3339 in UTC with milliseconds."""
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    moment = datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _summary_of(
     summary: inference_pb2.Summary | None, ledger: StreamLedger
 ) -> inference_pb2.Summary:
-    """A stream's own Summary, or what can be said of one that ended before it."""
+    """The stream's Summary, or one made of the messages that were forwarded."""
     if summary is not None:
         return summary
     partial = inference_pb2.Summary()
     try:
         started, tokens = ledger.started, ledger.num_tokens
-    except FleetError:  # an engine that does not speak the protocol; the stream failed of it
+    except FleetError:  # the engine broke the protocol, which has failed the stream already
         return partial
     if started is not None:
         partial.usage.prompt_tokens = started.prompt_tokens

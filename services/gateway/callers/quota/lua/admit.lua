@@ -1,7 +1,7 @@
--- May one more request begin? All quotas of all scopes are looked at before any is taken from.
+-- Admit one more request. All quotas of all scopes are checked before any of them is charged.
 --
 -- KEYS: per scope its bucket (hash) and its leases (sorted set, member request id, score expiry);
---   last the tenant's owners (hash, request id to gateway).
+--   last the tenant's owners (hash, request id to the gateway that runs it).
 -- ARGV: gateway, request id, lease in seconds, tokens to reserve, whether the id must be unique;
 --   then per scope requests per minute, tokens per minute, concurrency ("" is no limit).
 -- Returns {verdict, scope, wait in seconds, then per scope requests left and tokens left}.

@@ -1,5 +1,5 @@
--- The requests of one tenant and scope that this gateway still runs, said again: leases that were
--- lost with the store come back, those of a gateway that died run out.
+-- Renew the leases of this gateway's running requests, of one tenant and scope. Leases that were lost
+-- with the store are restored; those of a gateway that died expire.
 --
 -- KEYS: leases, owners. ARGV: gateway, lease in seconds, request ids.
 local clock = redis.call('TIME')

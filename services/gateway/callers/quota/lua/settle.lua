@@ -1,4 +1,4 @@
--- A request has ended: its leases go, and its real tokens replace the reserved ones.
+-- End a request: delete its leases and replace the reserved tokens by those that were used.
 --
 -- KEYS as in admit.lua. ARGV: gateway, request id; then per scope tokens reserved, tokens used
 -- and tokens per minute ("" is no limit).
@@ -6,7 +6,7 @@ local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1e6
 local owners = KEYS[#KEYS]
 local owner = redis.call('HGET', owners, ARGV[2])
--- After this gateway's lease had run out another one may have taken the id.
+-- If this gateway's lease has expired, another gateway may have taken the id.
 local ours = not owner or owner == ARGV[1]
 for i = 1, (#KEYS - 1) / 2 do
   local at = 2 + 3 * (i - 1)

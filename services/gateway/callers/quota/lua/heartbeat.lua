@@ -1,4 +1,4 @@
--- This gateway lives; how many do?
+-- Renew this gateway's entry; returns the number of live gateways.
 --
 -- KEYS: gateways (sorted set, score expiry). ARGV: gateway, seconds.
 local clock = redis.call('TIME')
