@@ -80,25 +80,25 @@ class EngineLoads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Rejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A map that an engine refused; the previous one stays in use."""
+    """A map that an engine rejected; the previous one stays in use."""
 
     version: Count
     reason: str
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which map of its group one engine uses, and which it has refused."""
+    """Which map of its group one engine uses, and which it has rejected."""
 
     engine_id: Name
     version: Count
     """Version of the map in use; an engine starts with version 0."""
     rejected: Rejection | None = None
-    """Refusal of the newest map, if the engine refused it."""
+    """Rejection of the newest map, if the engine rejected it."""
 
     def settled(self, version: int) -> bool:
-        """Whether this engine uses the version or a newer one, or has refused it."""
-        refused = self.rejected is not None and self.rejected.version >= version
-        return refused or self.version >= version
+        """Whether this engine uses the version or a newer one, or has rejected it."""
+        rejected = self.rejected is not None and self.rejected.version >= version
+        return rejected or self.version >= version
 
 
 def encode(record: msgspec.Struct) -> bytes:

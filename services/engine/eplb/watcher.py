@@ -54,7 +54,7 @@ class PlacementWatcher:
         self._send = send
         self._on_applied = on_applied
         self.applied = Applied(engine_id=engine_id, version=0)
-        """The version in use and the last refusal, as this engine publishes them."""
+        """The version in use and the last rejection, as this engine publishes them."""
         self._newest: PlacementMap | None = None
         """The newest map of the group that could be read, whether it fits or not."""
         self._in_use: PlacementMap | None = None
@@ -70,7 +70,7 @@ class PlacementWatcher:
             await asyncio.sleep(_RETRY_S)
 
     def handle_report(self, report: RoundReport) -> None:
-        """Take the placement version in use, or a refusal, from a report of the core."""
+        """Take the placement version in use, or a rejection, from a report of the core."""
         version, rejected = report.placement_version, report.placement_rejected
         if version != self.applied.version:
             log.info("placement %d is in use", version)
@@ -130,7 +130,7 @@ class PlacementWatcher:
 
     def _reject(self, version: int, reason: str) -> None:
         log.error(
-            "placement %d refused, %d stays in use: %s", version, self.applied.version, reason
+            "placement %d rejected, %d stays in use: %s", version, self.applied.version, reason
         )
         self._sent.pop(version, None)
         self._set_applied(replace(self.applied, rejected=Rejection(version, reason)))

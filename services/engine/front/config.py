@@ -17,38 +17,39 @@ class FrontConfig(EngineConfig, EtcdKeys, ServiceConfig):
 
     engine_id: str = setting("", "name of this engine in the fleet; default: generated")
     etcd: tuple[str, ...] = endpoints_setting(
-        "host:port of the etcd to register in; empty: the engine is not announced"
+        "host:port of the etcd to register in; empty: the engine does not register"
     )
     kvcache: str = setting(
-        "", "host:port of the KV-cache service that learns which blocks are held; empty: none"
+        "", "host:port of the KV-cache service to publish cached blocks to; empty: none"
     )
     tool_parser: str = setting(
         "auto",
-        "how calls of tools are written by this model; auto: as its chat template tells, none: "
-        "calling tools is refused",
+        "format of the model's tool calls; auto: detected from its chat template, none: requests "
+        "with tools are refused",
         choices=TOOL_PARSERS,
     )
     reasoning_parser: str = setting(
         "auto",
-        "how this model marks its reasoning; auto: as its chat template tells, none: it is text",
+        "how the model marks its reasoning; auto: detected from its chat template, none: as text",
         choices=REASONING_PARSERS,
     )
     public: bool = setting(
         False, "also serve inferfleet.v1.Inference, for a single engine without a gateway"
     )
     public_port: int = setting(
-        0, "port of the public service; 0 takes a free one", low=0, high=65535
+        0, "port of the public service; 0 selects a free port", low=0, high=65535
     )
     stream_buffer_tokens: int = setting(
         4096,
-        "kept for a reader that has stopped reading; then its stream ends with RESOURCE_EXHAUSTED",
+        "buffered for a client that does not read; beyond that its stream ends with "
+        "RESOURCE_EXHAUSTED",
         unit="tokens",
         low=1,
     )
     placement_interval_s: float = setting(
         0.0,
-        "how often a leader among the engines of a model looks whether another placement of its "
-        "experts balances better, and writes it to etcd; 0 is never",
+        "interval at which the leader of a model's engines plans the placement of its experts and "
+        "writes it to etcd if it balances better; 0 is never",
         unit="seconds",
         low=0,
     )
@@ -60,7 +61,7 @@ class FrontConfig(EngineConfig, EtcdKeys, ServiceConfig):
     )
     placement_min_gain: float = setting(
         0.05,
-        "least rise of the balance (mean by largest load of a rank) that is worth moving weights",
+        "least rise of the balance (mean load of a rank by the largest) for a new placement",
         low=0,
         high=1,
     )
@@ -68,12 +69,12 @@ class FrontConfig(EngineConfig, EtcdKeys, ServiceConfig):
         1, "expert groups of the model's router, for placement_policy=hierarchical", low=1
     )
     placement_nodes: int = setting(
-        1, "machines that the ranks of one engine are on, for placement_policy=hierarchical", low=1
+        1, "machines of one engine's ranks, for placement_policy=hierarchical", low=1
     )
     stall_s: float = setting(
         60.0,
-        "health turns NOT_SERVING when a core with work has not finished a round for this long "
-        "(or 10 times its longest round, if that is more)",
+        "health turns NOT_SERVING when a core with work has finished no round for this long "
+        "(or for 10 times its longest round, if that is longer)",
         unit="seconds",
         low=1,
     )

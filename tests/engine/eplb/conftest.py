@@ -64,7 +64,7 @@ def make_loads() -> Callable[..., EngineLoads]:
 
 @pytest.fixture
 def read_until() -> Callable[..., Any]:
-    """Reads a store's group until it is as wanted; an etcd that is away is asked again."""
+    """Reads a store's group until `holds`; tries again while etcd is unavailable."""
 
     async def read(store: PlacementStore, holds: Callable[[GroupState], bool] = bool) -> GroupState:
         async with asyncio.timeout(30):

@@ -26,7 +26,7 @@ def test_a_map_comes_back_as_it_went(make_map):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "problem"),
     [
         ({"version": -1}, r"version"),
         ({"version": True}, r"\$\.version"),
@@ -49,9 +49,9 @@ def test_a_map_comes_back_as_it_went(make_map):
         ({"load": [[1, 2, 3, 2**60]] * 2}, r"load"),
     ],
 )
-def test_what_is_wrong_is_named(make_map, change, said):
+def test_what_is_wrong_is_named(make_map, change, problem):
     raw = json.dumps(json.loads(encode(make_map(3))) | change)
-    with pytest.raises(MapFormatError, match=said):
+    with pytest.raises(MapFormatError, match=problem):
         decode(raw, PlacementMap)
 
 
@@ -79,7 +79,7 @@ def test_a_map_that_fits_has_no_problem(make_map, shape):
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "problem"),
     [
         ({"model_revision": "sha256:other"}, "for model revision 'sha256:other'"),
         ({"num_ranks": 3}, "for 3 ranks, the engine has 2"),
@@ -90,9 +90,9 @@ def test_a_map_that_fits_has_no_problem(make_map, shape):
         ({"version": 0}, "version 0"),
     ],
 )
-def test_a_map_that_does_not_fit_says_where(make_map, shape, facts, said):
+def test_a_map_that_does_not_fit_says_where(make_map, shape, facts, problem):
     version = facts.pop("version", 5)
-    assert said in problem_with(make_map(version, **facts), shape, "sha256:abc")
+    assert problem in problem_with(make_map(version, **facts), shape, "sha256:abc")
 
 
 def test_an_engine_has_done_with_a_map_when_it_uses_or_refuses_it():

@@ -114,7 +114,7 @@ async def test_restoring_puts_a_version_back_only_where_it_is_missing(store, mak
     assert (await store.write(make_map(), state)).version == 10
 
 
-async def test_groups_are_told_apart(store, make_map, make_loads):
+async def test_groups_are_separate(store, make_map, make_loads):
     other = PlacementStore(store.etcd, f"{store.keys.group}-2")
     await store.write(make_map(), await store.read())
     await other.etcd.put(other.keys.loads("engine-1"), encode(make_loads()))

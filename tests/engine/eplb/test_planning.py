@@ -1,4 +1,4 @@
-"""A plan balances the load, moves little, and is written only if it pays and is asked for."""
+"""A plan balances the load, moves few experts, and is written only if it gains enough."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,7 @@ OTHER = (3, 2, 1, 0, 3, 2)
 
 
 class Engine:
-    """A watcher whose core takes every map at once, unless told to refuse."""
+    """A watcher whose core uses every map at once, unless `refuses` is set."""
 
     def __init__(self, store, shape, name):
         self.sent = []
@@ -96,7 +96,7 @@ async def test_a_map_that_was_there_before_and_one_that_comes(store, engine, mak
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "problem"),
     [
         (lambda m: b"not json", "cannot be read"),
         (lambda m: encode(replace(m, num_ranks=3)), "3 ranks"),
@@ -112,7 +112,7 @@ async def test_a_map_that_was_there_before_and_one_that_comes(store, engine, mak
     ],
 )  # fmt: skip
 async def test_a_bad_map_is_refused_by_all_and_the_old_one_stays(
-    store, engine, make_map, raw, said
+    store, engine, make_map, raw, problem
 ):
     await store.write(make_map(), await store.read())
     engines = [engine("engine-1"), engine("engine-2")]
@@ -121,7 +121,7 @@ async def test_a_bad_map_is_refused_by_all_and_the_old_one_stays(
     await store.etcd.put(store.keys.map, raw(make_map(2)))
     for one in engines:
         await one.until(lambda applied: applied.rejected is not None)
-        assert said in one.applied.rejected.reason
+        assert problem in one.applied.rejected.reason
         assert one.applied.version == 1
         assert [message.version for message in one.sent] == [1]
     await store.write(make_map(), await store.read())
@@ -129,7 +129,7 @@ async def test_a_bad_map_is_refused_by_all_and_the_old_one_stays(
         await one.until(lambda applied: applied.version > 1 and applied.rejected is None)
 
 
-async def test_what_the_core_refuses_is_told(store, engine, make_map):
+async def test_what_the_core_refuses_is_published(store, engine, make_map):
     one = engine()
     one.refuses = True
     await store.write(make_map(), await store.read())
@@ -146,7 +146,7 @@ async def test_of_several_maps_in_one_batch_the_last_counts(store, engine, make_
     one = engine()
     await store.write(make_map(), await store.read())
     await one.until(uses(1))
-    # Written while nobody watches: a listing shows only the last.
+    # Written while no engine watches: a listing shows only the last.
     for _ in range(5):
         await store.write(make_map(), await store.read())
     await one.until(uses(6))

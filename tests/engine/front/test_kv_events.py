@@ -78,7 +78,7 @@ def test_an_empty_snapshot_is_one_part():
 
 
 class Index(prefix_index_pb2_grpc.PrefixIndexServicer):
-    """Records batches; answers each with an acknowledgement unless told otherwise."""
+    """Records batches; answers each with an acknowledgement unless `answers` has another."""
 
     def __init__(self):
         self.batches = []
@@ -185,12 +185,12 @@ async def test_a_service_that_comes_later_than_the_engine(serve, publisher):
 
 async def test_a_snapshot_on_request(serve, publisher):
     index = Index()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
     _, port = await serve(index)
     index.answers = [prefix_index_pb2.PublishResponse(need_snapshot=True)]
-    made = publisher(port, asked.set)
+    made = publisher(port, requested.set)
     async with asyncio.timeout(20):
-        await asked.wait()
+        await requested.wait()
     made.add_report(report(stored(1)))  # the snapshot that comes will have it
     await asyncio.sleep(0.1)
     assert kinds(index.batches) == ["cleared"]

@@ -141,10 +141,10 @@ async def test_tools_that_nobody_would_call_are_refused(front):
         ("chat.tool_choice", [], modes.MODE_REQUIRED),
         ("chat.tool_choice", [tool], modes.MODE_NAMED),
     ):
-        asked = chat("x")
-        asked.tools.extend(tools)
-        asked.tool_choice.mode = mode
-        error = await refused(front.public.Complete(request(chat=asked)))
+        request_chat = chat("x")
+        request_chat.tools.extend(tools)
+        request_chat.tool_choice.mode = mode
+        error = await refused(front.public.Complete(request(chat=request_chat)))
         assert isinstance(error, errors.InvalidArgumentError)
         assert error.violations[0].field == field
 

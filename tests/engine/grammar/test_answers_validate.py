@@ -48,7 +48,7 @@ HOLD = {
         [{}, {"next": 1}],
     ),
     "tuple": ({"prefixItems": [TEXT, {"type": "integer"}]}, [["a", 1]], [["a", "b"], [1]]),
-    "told apart": (
+    "disjoint": (
         {"oneOf": [{"type": "integer"}, {"type": "array", "items": {"maxLength": 2}}]},
         [3, ["ab"]],
         [3.5, ["abc"], "a"],

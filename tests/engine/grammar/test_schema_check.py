@@ -117,7 +117,7 @@ def test_no_schema_keeps_the_check_busy():
         assert refused_at(schema) == path
 
 
-def test_branches_with_equal_numbers_are_not_told_apart():
+def test_branches_with_equal_numbers_are_not_disjoint():
     assert refused_at({"oneOf": [{"const": 1}, {"const": 1.0}]}) == "/oneOf"
     assert refused_at({"oneOf": [{"const": [{"a": 1}]}, {"const": [{"a": 1.0}]}]}) == "/oneOf"
     assert check_schema('{"oneOf": [{"const": 1}, {"const": true}]}')

@@ -166,7 +166,7 @@ def test_a_grammar_whose_tokens_take_ever_longer_is_noticed(monkeypatch, wait_fo
     assert not plain.slow
 
 
-def test_a_bad_grammar_is_told_by_the_compiler(wait_for):
+def test_a_bad_grammar_is_reported_by_the_compiler(wait_for):
     built = wait_for(Constraint("ebnf", "root ::= nobody"))
     assert built.grammar is None
     assert built.reason == INVALID

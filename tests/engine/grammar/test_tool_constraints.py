@@ -54,8 +54,10 @@ def request(mode, name="", *, strict=None, **parts):
     return pb.GenerateRequest(chat=chat, **parts)
 
 
-def planned(profile, asked, rendered="x"):
-    return plan_answer(asked, read_tools(asked.chat), profile, rendered, lambda i: bytes([i % 256]))
+def planned(profile, chat_request, rendered="x"):
+    return plan_answer(
+        chat_request, read_tools(chat_request.chat), profile, rendered, lambda i: bytes([i % 256])
+    )
 
 
 class Model:
@@ -98,8 +100,8 @@ class Model:
 
 @pytest.fixture
 def model(wait_for, allowed_ids):
-    def make(profile, asked, seed=0, rendered="x"):
-        plan = planned(profile, asked, rendered)
+    def make(profile, chat_request, seed=0, rendered="x"):
+        plan = planned(profile, chat_request, rendered)
         constraint = Constraint("structural_tag", plan.constraint.structural_tag)
         check_constraint(constraint)
         return Model(profile, wait_for(constraint), seed, allowed_ids), plan
@@ -144,8 +146,8 @@ def test_required_and_named(model, name):
 
 
 def test_not_strict_leaves_any_object(model):
-    asked = request(pb.ToolChoice.MODE_REQUIRED, strict=False)
-    writer, plan = model(PROFILES["hermes"], asked)
+    chat_request = request(pb.ToolChoice.MODE_REQUIRED, strict=False)
+    writer, plan = model(PROFILES["hermes"], chat_request)
     writer.write('<tool_call>\n{"name": "switch", "arguments": {"x": [1, null]}}\n</tool_call>')
     writer.go_on()
     assert read_answer(plan, writer.text)[0] == [["switch", '{"x": [1, null]}']]
@@ -161,13 +163,13 @@ BEGINNINGS = {
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_strict_among_free_text(model, name):
-    asked = request(pb.ToolChoice.MODE_AUTO, strict=True)
-    writer, plan = model(PROFILES[name], asked)
+    chat_request = request(pb.ToolChoice.MODE_AUTO, strict=True)
+    writer, plan = model(PROFILES[name], chat_request)
     writer.write("Well, now.")
     writer.go_on()
     assert read_answer(plan, writer.text) == ([], "", "Well, now.")
     if name == "llama3":
-        writer, plan = model(PROFILES[name], asked)
+        writer, plan = model(PROFILES[name], chat_request)
     if name in BEGINNINGS:
         writer.write(BEGINNINGS[name])
     else:
@@ -196,23 +198,23 @@ def test_a_call_after_reasoning(model, rendered):
 
 def test_an_answer_in_a_form_or_calls(model):
     wanted = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    asked = request(pb.ToolChoice.MODE_AUTO, constraint={"json_schema": json.dumps(wanted)})
-    writer, plan = model(PROFILES["hermes"], asked)
+    chat_request = request(pb.ToolChoice.MODE_AUTO, constraint={"json_schema": json.dumps(wanted)})
+    writer, plan = model(PROFILES["hermes"], chat_request)
     writer.write('{"a"')
     writer.go_on()
     jsonschema.validate(json.loads(read_answer(plan, writer.text)[2]), wanted)
-    writer, plan = model(PROFILES["hermes"], asked)
+    writer, plan = model(PROFILES["hermes"], chat_request)
     writer.write("<tool_call>")
     writer.go_on()
     assert read_answer(plan, writer.text)[0]
 
 
 def test_what_cannot_be_enforced_names_its_tool():
-    asked = request(pb.ToolChoice.MODE_REQUIRED)
+    chat_request = request(pb.ToolChoice.MODE_REQUIRED)
     bad = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
-    asked.chat.tools.add(name="third", parameters_json=json.dumps(bad))
+    chat_request.chat.tools.add(name="third", parameters_json=json.dumps(bad))
     for rendered in ("x", "<think>"):
-        plan = planned(ChatProfile("hermes", "think"), asked, rendered)
+        plan = planned(ChatProfile("hermes", "think"), chat_request, rendered)
         with pytest.raises(InvalidArgumentError) as caught:
             check_constraint(Constraint("structural_tag", plan.constraint.structural_tag))
         error = plan.name_callers_field(caught.value)

@@ -1,4 +1,4 @@
-"""One choice's deltas: whatever the grouping of tokens and reads, the same text, ids and end."""
+"""One choice's deltas: text, ids and end do not depend on the grouping of tokens and reads."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def test_an_end_token_is_in_the_ids_and_not_in_the_text():
     assert choice.finished.reason == inference_pb2.FINISH_REASON_EOS
 
 
-def test_a_stop_token_shows_only_if_it_was_asked_for():
+def test_a_stop_token_shows_only_if_it_was_requested():
     for include, text in ((False, "<think>ok"), (True, "<think>ok</think>")):
         choice = stream(stop_token_ids=(END_THINK,), include_stop_in_output=include)
         choice.add_output(output([THINK, *b"ok", END_THINK], "STOP_TOKEN", END_THINK))
@@ -54,7 +54,7 @@ def test_an_added_token_as_a_stop_string():
     assert choice.num_tokens == 4
 
 
-def test_what_was_held_is_said_at_the_end():
+def test_held_back_text_is_sent_at_the_end():
     choice = stream(stop_strings=("xyz",))
     choice.add_output(output(b"axy"))
     assert drain(choice).text == "a"
@@ -95,7 +95,7 @@ def test_nothing_counts_after_the_end():
     assert list(drain(choice).token_ids) == list(b"ab")
 
 
-def test_text_that_was_flushed_before_the_engine_died_is_not_said_twice():
+def test_text_that_was_flushed_before_the_engine_died_is_not_sent_twice():
     whole = stream()
     whole.add_output(output(b"a\xc3", "MAX_TOKENS"))
     sent = drain(whole)
@@ -162,6 +162,6 @@ def test_another_engine_goes_on_where_one_left(ids, stops, data):
     place = data.draw(st.integers(0, max(0, len(out) - 1)))
     first = stream(**params)
     first.add_output(output(ids[:place]))
-    said = drain(first).text
+    sent = drain(first).text
     more, rest, again, total = run(ids, [], 1, continued=place, **params)
-    assert (said + more, ids[:place] + rest, again, total) == (text, out, end, count)
+    assert (sent + more, ids[:place] + rest, again, total) == (text, out, end, count)
