@@ -11,7 +11,7 @@ the field holds. `Program` and `Team` write the tables, compiled code reads them
 An address is that of a tensor's first element; 0 stands for no tensor. Strides count elements, and
 a stride named X_STRIDE is that of the rows of X. Letters in shapes are those of
 `kernels.interface`. Numba compiles these constants into the code, so they cost nothing there.
-`tests/kernels/test_jit_job.py` holds the numbering.
+`tests/kernels/compiled/test_job.py` checks the numbering, and that every field is filled.
 """
 
 INT64_BYTES = 8

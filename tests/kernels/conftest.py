@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from kernels import dispatch
-from kernels.compiled.machine import usable
 from kernels.interface import Kernels
-
-collect_ignore = [] if usable() else ["test_jit.py", "test_jit_job.py"]  # they import numba
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def test_kernels_is_ours() -> None:
 def test_every_named_set_loads_under_its_name() -> None:
     for name in dispatch.SETS:
         if dispatch.SETS[name].startswith("kernels.triton"):
-            continue  # tests/kernels/gpu loads them
+            continue  # tests/kernels/triton loads them
         assert dispatch.load(name).name == name
 
 

@@ -49,7 +49,7 @@ def test_combine_adds_in_float32_and_in_the_order_of_columns(case: Case) -> None
     assert kernels.combine(outputs.float(), turned)[0, 0].item() == 2**24
 
 
-def test_rows_do_not_see_one_another(kernels: Kernels) -> None:
+def test_rows_do_not_depend_on_one_another(kernels: Kernels) -> None:
     scores = torch.randn(50, 24)
     outputs = torch.randn(50, 3, 47)
     weights, ids = kernels.route(scores, 3, True)

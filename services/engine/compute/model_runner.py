@@ -27,6 +27,7 @@ from services.engine.compute.ranks.partition import Partition
 from services.engine.compute.sampling.sampler import Sampler, token_logprobs
 from services.engine.compute.sampling.sampling_inputs import build_sampling
 from services.engine.contract.config import EngineConfig
+from services.engine.contract.model_config import ModelFileError
 from services.engine.contract.runner import (
     ExpertPlacement,
     PlacementRefusedError,
@@ -100,6 +101,8 @@ class ModelRunner:
                 self._resources = resources.pop_all()
         except UnsupportedError as error:
             raise ConfigError(str(error)) from error
+        except ModelFileError as error:
+            raise ModelFileError(f"model {source.name}: {error}") from error
         self._info = self._describe(config, source, kernels.name, started)
 
     @property

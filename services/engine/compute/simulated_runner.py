@@ -1,8 +1,8 @@
-"""A runner without a model, for tests and load simulation: arithmetic in place of tensors.
+"""A runner without a model, for load simulation (`--simulate`) and tests.
 
-It stores token ids in paged blocks and draws the next token from a checksum over all ids that it
-finds through the block table. So a wrong table, a lost write or a block handed out twice gives
-other tokens, as it would with keys and values.
+It stores token ids in paged blocks and computes the next token from a checksum of all ids that the
+block table leads to. So a wrong table, a lost write or a block that is used twice changes tokens,
+as it would with keys and values.
 """
 
 import time
@@ -32,52 +32,52 @@ _UNWRITTEN = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """What the pretended model is like."""
+    """Properties of the simulated model."""
 
     vocab_size: int = 512
     max_model_len: int = 2048
     eos: int = 0
     forward_ms: float = 0.0
-    """Time of every forward …"""
+    """Milliseconds of every forward."""
     token_us: float = 0.0
-    """… and of each position in it."""
+    """Microseconds of each position in a forward, in addition."""
     experts: int = 0
-    """Logical experts of each of …"""
+    """Logical experts of each layer with experts; 0 for a dense model."""
     moe_layers: int = 2
-    """… these layers; a token loads the experts token id mod experts, and layer above it."""
+    """Layers with experts. In layer i a token loads the expert (token id + i) mod experts."""
     slots: int = 0
-    """Physical slots of each layer; 0 is one an expert."""
+    """Physical slots of each layer; 0 for one per expert."""
     ranks: int = 1
 
     @property
     def expert_shape(self) -> ExpertShape | None:
-        """None without experts."""
+        """Sizes for a placement; None for a dense model."""
         if not self.experts:
             return None
         return ExpertShape(self.moe_layers, self.experts, self.slots or self.experts, self.ranks)
 
     @classmethod
     def parse(cls, text: str) -> "SimulatedModel":
-        """From `vocab_size=512,token_us=10`; `yes` is the defaults.
+        """Parse the option `simulate`: e.g. `vocab_size=512,token_us=10`; `yes` for the defaults.
 
         Raises:
-            ConfigError: an unknown name or a value that is no number.
+            ConfigError: a name is unknown or a value is not a number.
         """
         known = {f.name: float if f.type in (float, "float") else int for f in fields(cls)}
         values: dict[str, float] = {}
         for part in [] if text == "yes" else text.split(","):
             name, _, value = part.strip().partition("=")
             if name not in known:
-                raise ConfigError(f"simulate: {name!r} is none of {', '.join(known)}")
+                raise ConfigError(f"simulate: unknown name {name!r}; use {', '.join(known)}")
             try:
                 values[name] = known[name](value)
             except ValueError as error:
-                raise ConfigError(f"simulate: {name}={value!r} is no number") from error
+                raise ConfigError(f"simulate: {name}={value!r} is not a number") from error
         return cls(**values)  # type: ignore[arg-type]
 
 
 class SimulatedRunner:
-    """Serves `services.engine.contract.runner.Runner`; see the module's docstring."""
+    """A `contract.runner.Runner`; see the module's docstring."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class SimulatedRunner:
         )
 
     def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """See Runner: room for 64 requests of full length."""
+        """See Runner; enough for 64 sequences of full length."""
         return 64 * self._model.max_model_len * _KV_BYTES_PER_TOKEN
 
     def allocate(self, num_blocks: int) -> None:
@@ -121,7 +121,7 @@ class SimulatedRunner:
     def execute_main_model(
         self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
     ) -> object:
-        """See Runner; returns a checksum per sampled sequence and the prompt entries."""
+        """See Runner; returns a checksum per sampled sequence, and prompt log-probabilities."""
         delay_s = self._model.forward_ms / 1e3
         delay_s += sum(len(m.token_ids) for m in batch) * self._model.token_us / 1e6
         if delay_s:
@@ -140,7 +140,7 @@ class SimulatedRunner:
         self, step: int, hidden: object, rows: Sequence[SamplingRow]
     ) -> SamplerOutput:
         """See Runner."""
-        assert isinstance(hidden, tuple), "not from this runner"
+        assert isinstance(hidden, tuple), "hidden must be what execute_main_model returned"
         sums, prompt = hidden
         ids = [
             next_token(value, row, self._model.vocab_size)
@@ -168,7 +168,7 @@ class SimulatedRunner:
         return self._placement_version
 
     def prepare_placement(self, placement: ExpertPlacement) -> bool:
-        """See Runner; takes two calls, as a real one takes several."""
+        """See Runner; needs two calls, as a real runner needs several."""
         info = self.describe()
         check_placement(placement, info.experts, info.model_revision)
         ready = self._prepared == placement
@@ -183,11 +183,11 @@ class SimulatedRunner:
         self._placement_version = version
 
     def expert_loads(self) -> tuple[tuple[int, ...], ...] | None:
-        """See Runner; counts since the start, whatever the window."""
+        """See Runner; counts since the start, not over a window."""
         return tuple(map(tuple, self._loads)) if self._model.experts else None
 
     def check(self) -> None:
-        """See Runner: nothing of it can be gone."""
+        """See Runner; no part of it can fail."""
 
     def close(self) -> None:
         """See Runner."""
@@ -195,13 +195,13 @@ class SimulatedRunner:
     def _write(self, meta: SequenceMetadata, previous: SamplerOutput | None) -> None:
         ids = list(meta.token_ids)
         if meta.prev_row is not None:
-            assert previous is not None, "no previous round to take a token from"
+            assert previous is not None, "prev_row without a previous round"
             ids[-1] = previous.tokens[meta.prev_row].token_id
         size = self._block_size
         self._count(ids)
         for position, token_id in enumerate(ids, meta.start):
             block = meta.block_table[position // size]
-            assert block != 0, "block 0 belongs to nobody"
+            assert block != 0, "block 0 is reserved for padding"
             self._cells[block * size + position % size] = token_id
 
     def _count(self, token_ids: Sequence[int]) -> None:
@@ -223,7 +223,7 @@ class SimulatedRunner:
 
 
 def next_token(checksum: int, row: SamplingRow, vocab_size: int) -> int:
-    """The token after a history of this checksum, as the row asks for it."""
+    """The token after a history with this checksum, with the row's sampling parameters."""
     params = row.params
     checksum = _with_noise(checksum, row)
     allowed = params.allowed_token_ids
@@ -237,7 +237,7 @@ def next_token(checksum: int, row: SamplingRow, vocab_size: int) -> int:
 
 
 def masked_token(checksum: int, row: SamplingRow) -> int | None:
-    """As `next_token`, among the ids that a grammar allows; None if there are none."""
+    """As `next_token`, among the ids that the row's mask allows; None if it allows none."""
     words = np.asarray(row.token_mask, dtype=np.int32)
     ids = set(np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0].tolist())
     ids &= {*row.params.allowed_token_ids} or ids
@@ -252,12 +252,12 @@ def _with_noise(checksum: int, row: SamplingRow) -> int:
 
 
 def checksum_of(token_ids: Sequence[int]) -> int:
-    """Of a whole history: what the blocks of a sequence must hold."""
+    """Checksum of a whole history, as the blocks of its sequence must give."""
     return zlib.crc32(array("I", token_ids).tobytes())
 
 
 def _prompt_entries(meta: SequenceMetadata) -> tuple[SampledToken, ...]:
-    """One entry per asked position, made of its position so that a test can tell them apart."""
+    """One entry per reported position; the log-probability encodes the position, for tests."""
     assert meta.prompt_logprobs_from is not None
     following = [*meta.token_ids[1:]]
     if meta.next_prompt_token is not None:

@@ -1,14 +1,17 @@
-"""What both processes of an engine read of a model's files: configuration, tokenizer, template.
+"""Reads a model's files, except the weights: configuration, tokenizer and chat template.
 
-Free of torch. The weights are read by `services.engine.compute.loader`.
+Both processes of an engine use it, so it imports no torch. `services.engine.compute.loader` reads
+the weights.
 
-known_models.py   models by name, and where their files are
-gguf_*.py         header, splits, configuration and tokenizer of GGUF files
-spm_*.py          SentencePiece files
-hf_*.py           JSON files of a Hugging Face folder
+known_models.py   finds the files of a model, by path or by a known name
+gguf_*.py         GGUF files: header, configuration, tokenizer
+spm_*.py          SentencePiece tokenizers
+hf_*.py           Hugging Face folders: configuration, tokenizer, chat template
+json_keys.py, file_errors.py   checked access to keys; errors name the file
 """
 
 from services.common.text.assets import TextAssets
+from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.known_models import find_model
 
 __all__ = ["load_text_assets"]
@@ -20,7 +23,7 @@ def load_text_assets(model: str) -> TextAssets:
     Imports neither torch nor numpy.
 
     Raises:
-        ModelFileError: nothing found there, or files that cannot be served.
+        ModelFileError: no such model, or files that cannot be served.
     """
     found = find_model(model)
     if found.path.is_dir():
@@ -30,4 +33,5 @@ def load_text_assets(model: str) -> TextAssets:
     from services.engine.model_files.gguf_header import read_header
     from services.engine.model_files.gguf_text import text_assets
 
-    return text_assets(read_header(found.path).metadata)
+    with naming_file(found.path):
+        return text_assets(read_header(found.path).metadata)

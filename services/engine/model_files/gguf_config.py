@@ -1,4 +1,4 @@
-"""Shape of a model out of GGUF metadata; an error names the file and the key."""
+"""Reads a model's configuration from the metadata of a GGUF file. Errors name file and key."""
 
 import math
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from services.engine.contract.model_config import (
     RopeScaling,
     YarnRope,
 )
+from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.gguf_header import GgufHeader
 from services.engine.model_files.json_keys import Keys
 
@@ -23,20 +24,20 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
 }
-"""The file's name, and ours. Mistral's dense models are "llama" there."""
+"""`ModelConfig.architecture` by `general.architecture`; dense Mistral models are "llama" there."""
 _DEFAULT_THETA = 10000.0
 
 
 def gguf_config(
     header: GgufHeader, path: Path, rope_factors: tuple[float, ...] | None
 ) -> ModelConfig:
-    """Read and check.
+    """Read and check the configuration.
 
     Args:
-        rope_factors: the file's divisors of rotary frequencies, if it has some.
+        rope_factors: divisors of the rotary frequencies, if the file has them.
 
     Raises:
-        ModelFileError: an architecture, or a part of one, that is not served.
+        ModelFileError: a key is missing or wrong, or the architecture is not served.
     """
     name = str(header.metadata.get("general.architecture"))
     if name not in ARCHITECTURES:
@@ -48,7 +49,7 @@ def gguf_config(
     kind = ARCHITECTURES[name]
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise ModelFileError(f"{path}: tensor 'token_embd.weight' is missing or no table")
+        raise ModelFileError(f"{path}: tensor 'token_embd.weight' [vocabulary, hidden] is missing")
     if keys.count("expert_count", 0) and kind != "qwen3_moe":
         raise ModelFileError(f"{path}: {name}.expert_count: experts are served in qwen3moe only")
     heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
@@ -56,7 +57,7 @@ def gguf_config(
     num_layers = keys.count("block_count")
     window = keys.count("attention.sliding_window", 0)
     scaling = FactorsRope(rope_factors) if rope_factors else _scaling(keys, path, head_dim)
-    try:
+    with naming_file(path):
         return ModelConfig(
             architecture=kind,
             vocab_size=embedding.shape[0],
@@ -78,12 +79,10 @@ def gguf_config(
             sliding_window=window,
             sliding_layers=tuple(range(num_layers)) if window else (),
         )
-    except ModelFileError as error:
-        raise ModelFileError(f"{path}: {error}") from error
 
 
 def _own_keys(metadata: Mapping[str, Any], name: str, where: str) -> Keys:
-    """The architecture's keys without its name in front; the error says which architecture."""
+    """The architecture's keys without the prefix of its name, which errors add again."""
     prefix = f"{name}."
     own = {
         key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
@@ -92,7 +91,7 @@ def _own_keys(metadata: Mapping[str, Any], name: str, where: str) -> Keys:
 
 
 def _short(value: float) -> float:
-    """The decimal that was meant: GGUF keeps 1e-5 as the nearest float32."""
+    """The decimal that the writer meant: GGUF stores 1e-5 as the nearest float32."""
     return float(f"{value:.7g}")
 
 
@@ -101,7 +100,7 @@ def _moe(keys: Keys, num_layers: int) -> MoeConfig:
         num_experts=keys.count("expert_count"),
         top_k=keys.count("expert_used_count"),
         intermediate_size=_expert_size(keys),
-        norm_topk_prob=True,  # The format has no key for it; files of this kind are made so.
+        norm_topk_prob=True,  # The format has no key for it; all published models set it.
         layers=tuple(range(num_layers)),
     )
 
@@ -111,11 +110,11 @@ def _expert_size(keys: Keys) -> int:
 
 
 def _scaling(keys: Keys, path: Path, head_dim: int) -> RopeScaling | None:
-    turned = keys.count("rope.dimension_count", head_dim)
-    if turned != head_dim:
+    rotated = keys.count("rope.dimension_count", head_dim)
+    if rotated != head_dim:
         raise ModelFileError(
-            f"{path}: rope.dimension_count {turned} is not the head size {head_dim}: heads that "
-            "are rotated in part are not served"
+            f"{path}: rope.dimension_count {rotated} is not the head size {head_dim}: partial "
+            "rotation of heads is not supported"
         )
     kind = str(keys.get("rope.scaling.type") or "none")
     factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 1.0)
@@ -129,7 +128,9 @@ def _scaling(keys: Keys, path: Path, head_dim: int) -> RopeScaling | None:
             original_max_position=keys.count("rope.scaling.original_context_length"),
             attention_factor=_yarn_attention(keys, factor),
         )
-    raise ModelFileError(f"{path}: rope.scaling.type {kind!r} is not read: use the model's folder")
+    raise ModelFileError(
+        f"{path}: rope.scaling.type {kind!r} is not supported: use the model's Hugging Face folder"
+    )
 
 
 def _yarn_attention(keys: Keys, factor: float) -> float:

@@ -1,7 +1,7 @@
-"""The header of a GGUF file (version 2 and 3): metadata and where each tensor lies.
+"""Reads the header of a GGUF file (versions 2 and 3): metadata, and the place of each tensor.
 
-Read here and not with `gguf.GGUFReader`, which takes seconds for a vocabulary's strings; the
-blocks themselves are decoded by the gguf package. Format: ggml's docs/gguf.md.
+`gguf.GGUFReader` is not used, since it takes seconds to read a vocabulary. The gguf package decodes
+the tensors. Format: docs/gguf.md of ggml.
 """
 
 import mmap
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.engine.contract.model_config import ModelFileError
+from services.engine.model_files.file_errors import naming_file
 
 MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
@@ -21,34 +22,40 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One stored tensor; `shape` is outermost first, unlike in the file."""
+    """Where and how a tensor is stored."""
 
     shape: tuple[int, ...]
+    """Outermost size first; the file has the reverse order."""
     ggml_type: int
+    """`gguf.constants.GGMLQuantizationType`."""
     offset: int
-    """From the start of the file."""
+    """Bytes from the start of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
+    """Metadata by key, and tensors by name."""
+
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Metadata and tensor table of a file.
+    """Read the metadata and the tensor table of a file.
 
     Raises:
         ModelFileError: not a GGUF file, a version that is not 2 or 3, or a header cut short.
     """
     with path.open("rb") as file:
         if file.read(4) != MAGIC:
-            raise ModelFileError(f"{path}: not a GGUF file")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            raise ModelFileError(f"{path}: not a GGUF file (it does not start with {MAGIC!r})")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, naming_file(path):
             try:
                 return _parse(_Cursor(data, 4))
             except (struct.error, UnicodeDecodeError, IndexError) as error:
-                raise ModelFileError(f"{path}: broken GGUF header: {error}") from error
+                raise ModelFileError(
+                    f"{path}: broken or incomplete GGUF header: {error}"
+                ) from error
 
 
 def _parse(cursor: "_Cursor") -> GgufHeader:
@@ -72,7 +79,7 @@ def _parse(cursor: "_Cursor") -> GgufHeader:
 
 
 class _Cursor:
-    """Reads little-endian values one after the other."""
+    """Reads little-endian values in sequence."""
 
     def __init__(self, data: mmap.mmap, at: int) -> None:
         self._data = data
@@ -92,7 +99,7 @@ class _Cursor:
         start = self.at + 8
         self.at = start + size
         if self.at > len(self._data):
-            raise IndexError("a string runs past the end")
+            raise IndexError("a string extends beyond the end of the file")
         return self._data[start : self.at].decode("utf-8", errors="strict")
 
     def value(self, kind: int) -> Any:

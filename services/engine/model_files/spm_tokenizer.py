@@ -1,7 +1,8 @@
-"""SentencePiece BPE as a tokenizer of the `tokenizers` library, from its pieces and scores.
+"""Builds a SentencePiece BPE tokenizer with the `tokenizers` library, from pieces and scores.
 
-SentencePiece joins the neighbours whose joined piece scores best; the library wants merges in
-order. Every way to cut a piece into two known ones is a merge, as good as the piece's score.
+SentencePiece merges the adjacent pieces whose merged piece has the best score. The library needs an
+ordered list of merges. Every way to cut a piece into two known pieces is a merge with the piece's
+score.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,17 @@ from tokenizers.models import BPE
 from services.engine.contract.model_config import ModelFileError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of pieces, in tokenizer.model and in `tokenizer.ggml.token_type` alike."""
+"""Types of pieces; the same in tokenizer.model and in `tokenizer.ggml.token_type`."""
 _SPACE = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A vocabulary; all three lists are as long as it."""
+    """A vocabulary: token, score and type of each piece.
+
+    Raises:
+        ModelFileError: the three lists differ in length.
+    """
 
     tokens: Sequence[str]
     scores: Sequence[float]
@@ -29,24 +34,26 @@ class Pieces:
         if not len(self.tokens) == len(self.scores) == len(self.types):
             raise ModelFileError(
                 f"{len(self.tokens)} pieces, {len(self.scores)} scores and {len(self.types)} types "
-                "do not belong together"
+                "must be equally many"
             )
 
 
 def spm_tokenizer(pieces: Pieces, *, add_prefix: bool) -> Tokenizer:
-    """Build it.
+    """Build the tokenizer.
 
     Args:
-        add_prefix: text begins with a space that is not there.
+        add_prefix: put a space before every text.
 
     Raises:
-        ModelFileError: no piece stands for what is unknown and not all bytes have one.
+        ModelFileError: there is neither a piece for unknown text nor one for every byte.
     """
     vocab = {token: index for index, token in enumerate(pieces.tokens)}
     unknown = [t for t, kind in zip(pieces.tokens, pieces.types, strict=True) if kind == UNKNOWN]
     bytes_known = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
     if not unknown and not bytes_known:
-        raise ModelFileError("the vocabulary has neither all bytes nor an unknown piece")
+        raise ModelFileError(
+            "the vocabulary has neither all bytes nor an unknown piece, so some text has no tokens"
+        )
     model = BPE(
         vocab=vocab,
         merges=_merges(pieces, vocab),
@@ -67,7 +74,7 @@ def spm_tokenizer(pieces: Pieces, *, add_prefix: bool) -> Tokenizer:
 
 
 def add_special(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Mark control and user-defined tokens; in the order of their ids."""
+    """Add control and user-defined tokens, in the order of their ids."""
     for token, kind in zip(tokens, types, strict=False):
         if kind == CONTROL:
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
@@ -79,7 +86,7 @@ def _merges(pieces: Pieces, vocab: dict[str, int]) -> list[tuple[str, str]]:
     ranked = []
     for token, score, kind in zip(pieces.tokens, pieces.scores, pieces.types, strict=True):
         if kind == NORMAL:
-            # Of equal scores, the piece that comes first; of one piece, the cut of early pieces.
+            # On equal scores the first piece wins; within a piece the cut into first pieces.
             cuts = sorted(_cuts(token, vocab))
             ranked += [((-score, vocab[token], cut), cut) for cut in cuts]
     ranked.sort()

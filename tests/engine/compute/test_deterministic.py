@@ -1,4 +1,4 @@
-"""The law of the deterministic mode: equal bits alone, batched, in chunks and on a warm prefix."""
+"""The deterministic mode is bit-identical alone, batched, in chunks and on a cached prefix."""
 
 import random
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def _last_logits(run, prompts: list[list[int]], chunk: int, batched: bool) -> li
         (32, {"dtype": "int8"}),
     ],
 )
-def test_logits_are_equal_to_the_bit(
+def test_logits_are_bit_identical(
     model: str, block_size: int, fields: dict, drive: Callable
 ) -> None:
     run = drive(model, deterministic=True, block_size=block_size, num_blocks=400, **fields)
@@ -79,7 +79,7 @@ def test_torchs_default_is_not_equal_to_the_bit(drive: Callable, tiny_folders: d
         torch.testing.assert_close(want, got, atol=1e-3, rtol=1e-3)
 
 
-def test_draws_are_equal_in_any_company(drive: Callable, tiny_folders: dict) -> None:
+def test_draws_do_not_depend_on_the_batch(drive: Callable, tiny_folders: dict) -> None:
     run = drive(tiny_folders["tied"], deterministic=True, block_size=8, num_blocks=600)
     prompts, counts = _prompts()[:7], [30] * 7
     params = [SamplingParams(temperature=1.0, top_p=0.95, seed=i) for i in range(7)]
@@ -89,7 +89,7 @@ def test_draws_are_equal_in_any_company(drive: Callable, tiny_folders: dict) -> 
         assert one[0] == together[index]
 
 
-def test_a_warm_prefix_is_equal_to_the_bit(drive: Callable, tiny_folders: dict) -> None:
+def test_a_cached_prefix_is_bit_identical(drive: Callable, tiny_folders: dict) -> None:
     run = drive(tiny_folders["tied"], deterministic=True, block_size=8)
     prompt = _prompts()[-1]
     table = run.table(200)

@@ -1,10 +1,10 @@
-"""The int8 mode on whole models: near float32, equal in any company up to rounding, refused where
-it is not built."""
+"""The int8 mode on whole models: near float32, in any batch equal up to rounding, or refused."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.bench_quality import TEXT, Reader, compare, read
 from services.common.config.settings import ConfigError
@@ -12,6 +12,10 @@ from services.engine.compute.loader import load_model
 from services.engine.compute.model_runner import ModelRunner
 from services.engine.contract.config import EngineConfig
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
+
+needs_vnni = pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(), reason="without VNNI this CPU's integer product overflows"
+)
 
 
 def _figure(model: str, windows: list[list[int]], count: int):
@@ -23,6 +27,7 @@ def _figure(model: str, windows: list[list[int]], count: int):
     return compare("int8", reader.weights_bytes, readings[1], readings[0], windows)
 
 
+@needs_vnni
 def test_a_tiny_model_keeps_its_logits(tiny_folders: dict) -> None:
     windows = [[(7 * i + 31 * j) % 256 for i in range(64)] for j in range(4)]
     figure = _figure(str(tiny_folders["untied_llama3"]), windows, 8)
@@ -33,6 +38,7 @@ def test_a_tiny_model_keeps_its_logits(tiny_folders: dict) -> None:
     )  # random weights: perplexity in the thousands
 
 
+@needs_vnni
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_the_real_model_keeps_its_quality() -> None:
@@ -49,6 +55,7 @@ def test_the_real_model_keeps_its_quality() -> None:
     assert figure.perplexity < 60
 
 
+@needs_vnni
 def test_batch_and_chunks_change_little(drive: Callable, tiny_folders: dict) -> None:
     """Products see one row alone; what is left is float32's own noise, amplified by rounding."""
     run = drive(tiny_folders["tied"], dtype="int8", block_size=8)
@@ -62,6 +69,7 @@ def test_batch_and_chunks_change_little(drive: Callable, tiny_folders: dict) -> 
     assert same >= 7
 
 
+@needs_vnni
 def test_weights_shrink_and_the_numerics_id_differs(tiny_folders: dict) -> None:
     infos = {
         dtype: ModelRunner(
@@ -85,7 +93,7 @@ def test_what_is_not_built_is_refused_by_name(tiny_folders: dict, tmp_path: Path
         ModelRunner(EngineConfig(model=experts, dtype="int8", threads=1))
 
 
-def test_a_machine_that_cannot_is_told_the_key(
+def test_on_a_machine_without_int8_the_error_names_the_option(
     tiny_folders: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kernels.interface import UnsupportedError

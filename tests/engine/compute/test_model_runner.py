@@ -147,7 +147,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(
         assert [token for token, _ in entry.top] == want.topk(2).indices.tolist()
 
 
-def test_a_broken_sequence_harms_nobody(drive: Callable, tiny_folders: dict) -> None:
+def test_a_broken_sequence_affects_no_other(drive: Callable, tiny_folders: dict) -> None:
     run = drive(tiny_folders["tied"], block_size=8)
     (healthy,) = _prompts(30)
     want = run.generate([healthy], [5])[0]
@@ -182,7 +182,7 @@ def test_identity_names_all_that_changes_bits(tiny_folders: dict) -> None:
     assert len({same, *others}) == 4
 
 
-def test_describe_tells_the_memory_of_a_block(tiny_folders: dict) -> None:
+def test_describe_gives_the_memory_of_a_block(tiny_folders: dict) -> None:
     runner = ModelRunner(EngineConfig(model=str(tiny_folders["tied"]), block_size=16, threads=1))
     info = runner.describe()
     assert info.kv_bytes_per_block == 2 * 16 * 2 * 2 * 8 * 4  # layers, rows, k and v, heads, D, f32
@@ -214,7 +214,7 @@ def test_what_cannot_run_here_is_refused_by_its_key(
         ModelRunner(EngineConfig(model=str(tiny_folders["tied"]), **fields))
 
 
-def test_a_missing_previous_round_is_a_bug_said_aloud(drive: Callable, tiny_folders: dict) -> None:
+def test_a_missing_previous_round_is_an_error(drive: Callable, tiny_folders: dict) -> None:
     run = drive(tiny_folders["tied"])
     meta = SequenceMetadata(0, 4, (0,), 0, run.table(8), sample=True)
     with pytest.raises(ValueError, match="previous round"):

@@ -1,4 +1,4 @@
-"""The fake's tokens depend on every block that a sequence reads: a wrong one is noticed."""
+"""The simulated runner's tokens depend on every block that a sequence reads."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_copied_block_holds_the_same(runner):
 def test_models_are_described_in_a_line():
     assert SimulatedModel.parse("yes") == SimulatedModel()
     assert SimulatedModel.parse("vocab_size=9, token_us=2.5").token_us == 2.5
-    with pytest.raises(ConfigError, match="'size' is none of vocab_size"):
+    with pytest.raises(ConfigError, match="unknown name 'size'; use vocab_size"):
         SimulatedModel.parse("size=3")
-    with pytest.raises(ConfigError, match="eos='x' is no number"):
+    with pytest.raises(ConfigError, match="eos='x' is not a number"):
         SimulatedModel.parse("eos=x")

@@ -17,8 +17,8 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "make_tiny_model.py"
 def test_the_script_writes_what_the_function_writes(tmp_path: Path) -> None:
     flags = ["--kind", "qwen3_moe", "--num-experts", "4", "--seed", "3"]
     command = [sys.executable, str(SCRIPT), str(tmp_path / "a"), *flags]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert "model.safetensors" in said
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "model.safetensors" in printed
     write_tiny_model(tmp_path / "b", TinyShape(kind="qwen3_moe", num_experts=4, seed=3))
     for path in (tmp_path / "b").iterdir():
         assert (tmp_path / "a" / path.name).read_bytes() == path.read_bytes()
@@ -34,7 +34,7 @@ def test_a_format_that_cannot_hold_the_shape_is_refused_before_writing(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind", "said"),
+    ("shape", "kind", "message"),
     [
         (TinyShape(hidden_size=96, intermediate_size=80), "Q8_0", "^intermediate_size must"),
         (TinyShape("qwen3_moe", hidden_size=96, expert_size=24), "Q4_0", "^expert_size must"),
@@ -43,8 +43,8 @@ def test_a_format_that_cannot_hold_the_shape_is_refused_before_writing(tmp_path:
     ],
     ids=str,
 )
-def test_packing_is_checked_by_size_and_format(shape: TinyShape, kind: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_packing_is_checked_by_size_and_format(shape: TinyShape, kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_packing(shape, kind)
 
 

@@ -1,8 +1,8 @@
-"""A model's files in, a `ModelSource` with its weights out; imports torch.
+"""Loads a model with its weights: `load_model` returns a `ModelSource`. Imports torch.
 
-source.py               `ModelSource` and the digest of files
-gguf_file.py            GGUF; gguf_weights.py decodes its tensors
-safetensors_folder.py   a Hugging Face folder
+source.py               `ModelSource`, and the digest of files
+gguf_file.py            GGUF files; gguf_weights.py decodes their tensors
+safetensors_folder.py   Hugging Face folders
 """
 
 from services.engine.compute.loader.source import ModelSource
@@ -12,10 +12,10 @@ __all__ = ["ModelSource", "load_model"]
 
 
 def load_model(model: str) -> ModelSource:
-    """All parts of a model given by path or known name.
+    """Load a model given by path or known name.
 
     Raises:
-        ModelFileError: nothing found there, or files that cannot be served.
+        ModelFileError: no such model, or files that cannot be served.
     """
     found = find_model(model)
     if found.path.is_dir():

@@ -1,4 +1,4 @@
-"""Models from one GGUF file; its tensors stay in it until they are packed."""
+"""Loads a model from a GGUF file. Tensors stay in the file until they are packed."""
 
 from pathlib import Path
 
@@ -7,17 +7,23 @@ from gguf.constants import GGMLQuantizationType
 
 from services.engine.compute.loader.gguf_weights import ROPE_FACTORS, GgufWeights, decode_tensor
 from services.engine.compute.loader.source import ModelSource, file_digest
+from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.gguf_config import gguf_config
 from services.engine.model_files.gguf_header import GgufHeader, read_header
 from services.engine.model_files.gguf_text import eos_ids, text_assets
 
 
 def load_gguf(path: Path, name: str) -> ModelSource:
-    """Read a whole model.
+    """Load the model of a GGUF file.
 
     Raises:
         ModelFileError: an architecture that is not served, or a tensor that cannot be decoded.
     """
+    with naming_file(path):
+        return _load(path, name)
+
+
+def _load(path: Path, name: str) -> ModelSource:
     header = read_header(path)
     config = gguf_config(header, path, _rope_factors(path, header))
     weights = GgufWeights(path, header, config)

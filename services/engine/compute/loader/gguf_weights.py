@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file under Hugging Face's names, decoded one at a time."""
+"""The tensors of a GGUF file under Hugging Face's names, decoded one at a time."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -42,17 +42,17 @@ _FLOATS = {
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
 ROPE_FACTORS = "rope_freqs.weight"
-"""Not a weight: divisors of the rotary frequencies, which belong to the configuration."""
+"""Divisors of the rotary frequencies: part of the configuration, not a weight."""
 
 
 class GgufWeights(StoredWeights):
-    """See StoredWeights; the file stays mapped as long as this lives."""
+    """See StoredWeights; the file stays mapped while this object exists."""
 
     def __init__(self, path: Path, header: GgufHeader, config: ModelConfig) -> None:
-        """Find each tensor's place.
+        """Find the model's tensor for each tensor of the file.
 
         Raises:
-            ModelFileError: a tensor that has none, or in a format that is not read.
+            ModelFileError: a tensor has no counterpart, or its format is not supported.
         """
         self._data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         self._heads: dict[str, int] = {}
@@ -61,8 +61,8 @@ class GgufWeights(StoredWeights):
             if name == ROPE_FACTORS:
                 continue
             check_format(name, info)
-            self._infos |= _places(name, info)
-        if config.architecture == "llama":  # Only there does the format turn rotary pairs.
+            self._infos |= _counterparts(name, info)
+        if config.architecture == "llama":  # Only there does GGUF reorder rotary pairs.
             self._heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -79,11 +79,11 @@ class GgufWeights(StoredWeights):
         return len(self._infos)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, which is not decoded for it."""
+        """Shape of a tensor, without decoding it."""
         return self._infos[name].shape
 
     def rows(self, name: str, dtype: torch.dtype) -> Rows:
-        """In the file's blocks if they are Q8_0, or numbers narrower than `dtype`."""
+        """See StoredWeights; Q8_0 tables keep the file's blocks."""
         info = self._infos[name]
         kind = GGMLQuantizationType(info.ggml_type)
         if kind == GGMLQuantizationType.Q8_0:
@@ -96,41 +96,59 @@ class GgufWeights(StoredWeights):
 
 
 def check_format(name: str, info: TensorInfo) -> None:
-    """Raise ModelFileError if a tensor's format is unknown or does not fit its rows."""
+    """Check that a tensor's format can be decoded and fits its shape.
+
+    Raises:
+        ModelFileError: it cannot, or does not.
+    """
     try:
         kind = GGMLQuantizationType(info.ggml_type)
     except ValueError:
-        raise ModelFileError(f"tensor {name!r}: format {info.ggml_type} is unknown") from None
+        raise ModelFileError(
+            f"tensor {name!r}: number format {info.ggml_type} is unknown"
+        ) from None
     block, size = GGML_QUANT_SIZES[kind]
     if not info.shape or info.shape[-1] % block:
-        raise ModelFileError(f"tensor {name!r}: rows of {info.shape} are no whole {kind.name}")
+        raise ModelFileError(
+            f"tensor {name!r}: rows of shape {info.shape} are not a whole number of {kind.name} "
+            f"blocks of {block}"
+        )
     if kind == GGMLQuantizationType.F32:
         return
     try:
         dequantize(np.zeros((1, size), np.uint8), kind)
     except NotImplementedError:
-        raise ModelFileError(f"tensor {name!r}: format {kind.name} is not decoded") from None
+        raise ModelFileError(
+            f"tensor {name!r}: number format {kind.name} is not supported; convert "
+            "the model to another one"
+        ) from None
 
 
 def raw_bytes(data: NDArray[np.uint8], name: str, info: TensorInfo) -> NDArray[np.uint8]:
-    """A tensor's bytes, out of those of its whole file.
+    """The bytes of a tensor.
+
+    Args:
+        data: the bytes of the whole file.
 
     Raises:
-        ModelFileError: the file ends within it.
+        ModelFileError: the file ends within the tensor.
     """
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.ggml_type)]
     size = int(np.prod(info.shape)) // block * block_bytes
     raw = data[info.offset : info.offset + size]
     if raw.size != size:
-        raise ModelFileError(f"the file ends within tensor {name!r}")
+        raise ModelFileError(f"the file ends within tensor {name!r}: download it again")
     return raw
 
 
 def decode_tensor(data: NDArray[np.uint8], name: str, info: TensorInfo) -> torch.Tensor:
-    """One tensor, out of the bytes of its whole file, as float32.
+    """Decode a tensor to float32.
+
+    Args:
+        data: the bytes of the whole file.
 
     Raises:
-        ModelFileError: its format is unknown, or the bytes end within it.
+        ModelFileError: its format is not supported, or the file ends within the tensor.
     """
     check_format(name, info)
     kind = GGMLQuantizationType(info.ggml_type)
@@ -143,8 +161,12 @@ def decode_tensor(data: NDArray[np.uint8], name: str, info: TensorInfo) -> torch
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32).reshape(info.shape))
 
 
-def _places(name: str, info: TensorInfo) -> Mapping[str, TensorInfo]:
-    """The tensors that one of the file's becomes: a stack of experts is one for each."""
+def _counterparts(name: str, info: TensorInfo) -> Mapping[str, TensorInfo]:
+    """The model's tensors for a tensor of the file; a stack of experts becomes one per expert.
+
+    Raises:
+        ModelFileError: there are none.
+    """
     if name in TOP_NAMES:
         return {TOP_NAMES[name]: info}
     prefix, layer, part, kind, *_ = (*name.split("."), "", "", "")
@@ -153,7 +175,7 @@ def _places(name: str, info: TensorInfo) -> Mapping[str, TensorInfo]:
             return _experts(int(layer), _EXPERT_PARTS.index(part), info)
         if part in LAYER_NAMES:
             return {f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}": info}
-    raise ModelFileError(f"tensor {name!r} has no place in a served model")
+    raise ModelFileError(f"tensor {name!r} is not part of a served architecture")
 
 
 def _experts(layer: int, part: int, info: TensorInfo) -> Mapping[str, TensorInfo]:
@@ -169,7 +191,7 @@ def _experts(layer: int, part: int, info: TensorInfo) -> Mapping[str, TensorInfo
 
 
 def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """From interleaved rotary pairs (GGUF) to halves (Hugging Face)."""
+    """Reorder interleaved rotary pairs (GGUF) to halves (Hugging Face)."""
     rows, columns = weight.shape
     pairs = weight.view(heads, rows // heads // 2, 2, columns)
     return pairs.transpose(1, 2).reshape(rows, columns)

@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face folder; tensors stay mapped from the file until they are packed."""
+"""Loads a model from a Hugging Face folder. Tensors stay mapped from the file until packed."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ from services.engine.model_files.json_keys import read_json
 
 
 def load_folder(folder: Path, name: str) -> ModelSource:
-    """Read a whole model.
+    """Load the model of a folder.
 
     Raises:
-        ModelFileError: a file that is missing, broken or of an unsupported kind.
+        ModelFileError: a file is missing, broken or not supported.
     """
     config = folder_config(folder)
     files = weight_files(folder)
@@ -33,12 +33,12 @@ def load_folder(folder: Path, name: str) -> ModelSource:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """All files with weights, in the order of their names: those of the index if there is one.
+    """The files with weights, sorted by name; those of the index if there is one.
 
-    A folder may hold the same weights under its publisher's own names too; those are not read.
+    A folder may also hold the weights in the publisher's own format; those files are not read.
 
     Raises:
-        ModelFileError: there is none, or one that the index names is missing.
+        ModelFileError: there is no such file, or a file of the index is missing.
     """
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -58,21 +58,24 @@ def _listed_files(index: Path) -> list[Path]:
     listed = read_json(index)
     names = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(names, dict) or not names:
-        raise ModelFileError(f"{index}: weight_map is missing")
+        raise ModelFileError(f"{index}: weight_map is missing or empty")
     files = [index.parent / Path(str(name)).name for name in sorted(set(names.values()))]
     for path in files:
         if not path.exists():
-            raise ModelFileError(f"{path}: missing, but {index.name} names it")
+            raise ModelFileError(f"{path}: missing, but {index.name} names it: download it")
     return files
 
 
 def map_tensors(
     files: Sequence[Path], wanted: Callable[[str], bool] = lambda _: True
 ) -> dict[str, torch.Tensor]:
-    """Tensors by name; read from disk when they are first touched.
+    """Tensors by name; a tensor is read from disk when it is first used.
+
+    Args:
+        wanted: which names to include.
 
     Raises:
-        ModelFileError: a file that cannot be read.
+        ModelFileError: a file cannot be read.
     """
     weights: dict[str, torch.Tensor] = {}
     for path in files:

@@ -1,4 +1,4 @@
-"""What every loader gives: the parts of a model, wherever its files came from."""
+"""`ModelSource`, the result of every loader, and the digest of a model's files."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +17,10 @@ READ_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model on its way to a device; tensors are on the CPU under Hugging Face's names.
+    """A model before it is packed for a device.
 
-    The rotary halves of query and key rows are in Hugging Face's order (first half, second half).
+    Tensors are on the CPU and have Hugging Face's names. The rotary halves of query and key rows
+    are in Hugging Face's order: first half, second half.
     """
 
     name: str
@@ -28,13 +29,13 @@ class ModelSource:
     text: TextAssets
     eos_token_ids: tuple[int, ...]
     revision: str
-    """ "sha256:…" over the bytes of the weight files, in the order of their names."""
+    """ "sha256:" and the digest of the weight files, in the order of their names."""
     quantisation: str
-    """Formats of the stored weights, e.g. "Q4_1+Q8_0"; "none" if they were stored as floats."""
+    """Number formats of quantized weights, e.g. "Q4_1+Q8_0"; "none" if all are floats."""
 
 
 def file_digest(paths: Sequence[Path]) -> str:
-    """SHA-256 over the files' contents, one after the other."""
+    """SHA-256 digest of the concatenated contents of files, with the prefix "sha256:"."""
     hasher = hashlib.sha256()
     for path in paths:
         for chunk in _chunks(path):

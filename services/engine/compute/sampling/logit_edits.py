@@ -1,6 +1,6 @@
-"""What changes one row of logits before the temperature: bias, penalties, masks, in this order.
+"""Changes a row of logits before the temperature: bias, penalties, masks, in this order.
 
-Masks come last, so nothing can lift a forbidden id.
+Masks come last, so that nothing can make a forbidden id possible again.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ _NEVER = float("-inf")
 
 
 def edit_logits(logits: Tensor, row: SamplingRow) -> None:
-    """Change one row, [vocabulary] float32, in place."""
+    """Apply a row's bias, penalties and masks to its logits [vocabulary] float32, in place."""
     params = row.params
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
@@ -33,7 +33,7 @@ def edit_logits(logits: Tensor, row: SamplingRow) -> None:
 
 
 def unpack_mask(words: object, like: Tensor) -> Tensor:
-    """[vocabulary] bool out of 32-bit words, lowest bit first; missing words forbid."""
+    """Allowed ids [vocabulary] bool from 32-bit words, lowest bit first; missing words forbid."""
     raw = np.ascontiguousarray(np.asarray(words, dtype=np.int32)).reshape(-1)
     bits = np.unpackbits(raw.view(np.uint8), bitorder="little")[: like.shape[0]]
     allowed = np.zeros(like.shape[0], dtype=np.bool_)
@@ -52,7 +52,10 @@ def _keep_only(logits: Tensor, allowed: Tensor) -> None:
 
 
 def _penalise(logits: Tensor, row: SamplingRow) -> None:
-    """Repetition over prompt and output (Keskar et al. 2019); the others over output alone."""
+    """Apply the repetition penalty to prompt and output, the others to the output only.
+
+    Source of the repetition penalty: Keskar et al. 2019.
+    """
     params = row.params
     if params.repetition_penalty != 1:
         seen = _ids(tuple({*row.prompt_token_ids, *row.output_token_ids}), logits)

@@ -1,4 +1,4 @@
-"""One round's sampling parameters as tensors; built once, read by the sampler."""
+"""The sampling parameters of one round as tensors; built once, read by the sampler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from services.engine.contract.runner import SamplingRow
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """R rows; everything on the device of the logits."""
+    """R rows; all tensors are on the device of the logits."""
 
     rows: tuple[SamplingRow, ...]
     plain_greedy: bool
-    """All rows are arg-max of the raw logits: no edit, no noise."""
+    """Every row is the arg-max of its raw logits: no row is edited or drawn."""
     edited: tuple[int, ...]
     """Rows whose logits are changed before the temperature."""
     drawn: Tensor | None
-    """[drawn] int64: rows with a temperature; None if all are greedy."""
+    """[drawn] int64: rows with a temperature above 0; None if all rows are greedy."""
     temperatures: Tensor
     """[drawn, 1] float32."""
     keys: Tensor
-    """[drawn, 2] int32."""
+    """[drawn, 2] int32: keys of the noise."""
     logprobs: tuple[int, ...]
-    """Rows whose log-probability is reported."""
+    """Rows that report log-probabilities."""
     num_top: int
-    """Most alternatives that a row reports."""
+    """Alternatives that a row reports, at most."""
 
     @property
     def drawn_rows(self) -> tuple[SamplingRow, ...]:
@@ -37,7 +37,7 @@ class SamplingInputs:
 
 
 def build_sampling(rows: Sequence[SamplingRow], device: torch.device) -> SamplingInputs:
-    """Sort out who needs what."""
+    """Collect the rows' parameters."""
     drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     edited = tuple(index for index, row in enumerate(rows) if is_edited(row))
     keys = [row_key(rows[i].seed, rows[i].choice, rows[i].position) for i in drawn]

@@ -1,4 +1,4 @@
-"""The tables of a compiled round: each field has one index and a docstring, and is filled."""
+"""The tables of a compiled round: fields are numbered without a gap, and all are filled."""
 
 import ast
 from pathlib import Path
@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from kernels.compiled import job as j
-from tests.kernels.test_jit import CASES, LENGTHS, Rounds
-
-_SECTIONS = ("Job table", "Parts of a layer", "Part table", "Layer table", "Sync area")
-_NEED_NO_DOCSTRING = {"QKV", "GATE_UP", "DOWN"}
+from tests.kernels.compiled.decoder import CASES, LENGTHS, Rounds
 
 
 def _fields(section: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ from kernels.compiled import cache
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing can be written beside the sources; home and temporary folder are below the path."""
+    """The folder of the sources is read-only; home and temporary folder are below the path."""
 
     def refuse() -> Path:
         raise PermissionError("read-only")
@@ -23,14 +23,14 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_user_s_cache_comes_next(places: Path) -> None:
+def test_the_user_s_cache_folder_is_second(places: Path) -> None:
     kept = Path(cache.folder())
     assert kept.parent == places / "home" / ".cache" / "inferfleet"
     assert kept.stat().st_mode & 0o077 == 0
     assert cache.folder() == str(kept)
 
 
-def test_without_a_home_a_temporary_folder_of_this_user_alone(
+def test_without_a_home_the_folder_is_a_temporary_one_of_this_user_only(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def homeless() -> Path:
@@ -50,7 +50,7 @@ def test_without_a_home_a_temporary_folder_of_this_user_alone(
     assert cache.folder() is None
 
 
-def test_a_cache_that_others_can_write_to_is_not_the_user_s(places: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_not_used(places: Path) -> None:
     shared = places / "home" / ".cache" / "inferfleet"
     shared.mkdir(parents=True)
     shared.chmod(0o777)
@@ -61,7 +61,7 @@ def test_a_cache_that_others_can_write_to_is_not_the_user_s(places: Path) -> Non
     ("fault", "tries", "emptied"),
     [(EOFError("damaged"), [True, True], True), (OSError(28, "full"), [True, False], False)],
 )
-def test_what_fails_with_the_cache_is_done_without_its_files(
+def test_a_damaged_cache_is_cleared_and_a_full_disk_is_ignored(
     fault: Exception, tries: list[bool], emptied: bool, tmp_path: Path
 ) -> None:
     kept = tmp_path / "jit-1"
@@ -81,7 +81,7 @@ def test_what_fails_with_the_cache_is_done_without_its_files(
     assert kept.is_dir()
 
 
-def test_a_fault_of_the_kernel_itself_is_said() -> None:
+def test_an_error_of_the_kernel_itself_is_raised() -> None:
     def make(keep: bool) -> str:
         raise TypeError(f"a mistake, cache {keep}")
 

@@ -1,4 +1,4 @@
-"""int8 products against their definition, row by row; machines that cannot do them are refused."""
+"""int8 products against their definition, row by row; unsuitable machines are refused."""
 
 import itertools
 
@@ -9,18 +9,23 @@ from kernels import dispatch
 from kernels.interface import UnsupportedError
 from kernels.torch.int8 import linear, probe
 
+needs_vnni = pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(), reason="without VNNI this CPU's integer product overflows"
+)
+
 
 def _by_definition(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Round to nearest of 127 levels each side, add up as integers, scale."""
+    """Round to the nearest of 127 steps on each side, add up as integers, scale."""
     across = weight.abs().amax(1, keepdim=True) / 127
     along = (x.abs().amax(1, keepdim=True) / 127).clamp_min(1e-30)
-    levels = torch.round(x / along).long() @ torch.round(weight / across).long().T
-    return levels.double() * across.T.double() * along.double()
+    sums = torch.round(x / along).long() @ torch.round(weight / across).long().T
+    return sums.double() * across.T.double() * along.double()
 
 
+@needs_vnni
 @pytest.mark.parametrize("rows", [0, 1, 3, 17, 130])
 @pytest.mark.parametrize("shape", [(96, 64), (33, 100), (576, 1536)])
-def test_a_product_is_what_its_definition_says(rows: int, shape: tuple[int, int]) -> None:
+def test_a_product_matches_its_definition(rows: int, shape: tuple[int, int]) -> None:
     x, weight = torch.randn(rows, shape[1]) * 5, torch.randn(shape)
     packed = dispatch.load("torch-int8").pack(weight)
     got, want = packed(x), _by_definition(x, weight)
@@ -34,7 +39,8 @@ def test_a_product_is_what_its_definition_says(rows: int, shape: tuple[int, int]
     assert packed.nbytes == weight.nbytes // 4 + shape[0] * 4
 
 
-def test_a_row_does_not_see_the_others() -> None:
+@needs_vnni
+def test_a_row_does_not_depend_on_others() -> None:
     packed = dispatch.load("torch-int8").pack(torch.randn(192, 576))
     x = torch.randn(70, 576) * torch.logspace(-3, 3, 70).unsqueeze(1)
     together = packed(x)
@@ -43,13 +49,15 @@ def test_a_row_does_not_see_the_others() -> None:
         assert torch.equal(together, alone), part
 
 
-def test_the_largest_levels_do_not_overflow() -> None:
+@needs_vnni
+def test_the_largest_values_do_not_overflow() -> None:
     packed = dispatch.load("torch-int8").pack(torch.ones(64, 4096))
     torch.testing.assert_close(packed(torch.ones(5, 4096)), torch.full((5, 64), 4096.0))
     torch.testing.assert_close(packed(-torch.ones(5, 4096)), torch.full((5, 64), -4096.0))
 
 
-def test_zeros_stay_zeros_and_what_is_not_finite_is_not_hidden() -> None:
+@needs_vnni
+def test_zeros_stay_zeros_and_values_that_are_not_finite_stay_so() -> None:
     weight = torch.randn(48, 64)
     weight[3] = 0
     packed = dispatch.load("torch-int8").pack(weight)
@@ -65,7 +73,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_is_not_hidden() -> None:
     assert not out[3].isfinite().any()
 
 
-def test_rows_are_rounded_to_the_nearest_level() -> None:
+def test_rows_are_rounded_to_the_nearest_step() -> None:
     x = torch.tensor([[127.0, 0.4, 0.6, -0.4, -0.6, -127.0]])
     quantized, scales = linear.quantize_rows(x)
     assert (quantized.int() - 128).tolist() == [[127, 0, 1, 0, -1, -127]]
@@ -79,6 +87,7 @@ def test_a_machine_whose_product_overflows_is_refused(monkeypatch: pytest.Monkey
         probe.require_integer_product()
 
 
+@needs_vnni
 def test_a_machine_that_multiplies_by_plain_loops_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,14 +97,15 @@ def test_a_machine_that_multiplies_by_plain_loops_is_refused(
         probe.require_integer_product()
 
 
-def test_a_busy_moment_is_not_taken_for_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_vnni
+def test_a_busy_moment_is_not_mistaken_for_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 0.01, 1.0, 0.9] + [1.0, 0.01] * 3)
     monkeypatch.setattr(probe, "_best", lambda work: next(times))
     probe.require_integer_product()
 
 
 def test_a_torch_without_the_product_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(levels: torch.Tensor) -> torch.Tensor:
+    def missing(weight: torch.Tensor) -> torch.Tensor:
         raise AttributeError("no such operator")
 
     monkeypatch.setattr(probe, "prepack", missing)
@@ -103,7 +113,7 @@ def test_a_torch_without_the_product_is_refused(monkeypatch: pytest.MonkeyPatch)
         probe.require_integer_product()
 
 
-def test_who_gets_it() -> None:
+def test_which_options_choose_int8() -> None:
     assert dispatch.choose("cpu", dtype="int8") == "torch-int8"
     with pytest.raises(UnsupportedError, match="dtype=int8"):
         dispatch.choose("cuda", dtype="int8")

@@ -24,7 +24,7 @@ from services.engine.offline.llm import LLM
 from tests.doubles.tiny_gguf import write_gguf
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = Path(__file__).parents[3] / "data"
 GOLDEN = {
     name: model
     for file in ("tiny_qwen3_golden.json", "tiny_variants_golden.json")
@@ -52,7 +52,7 @@ def _write(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_file_says_what_transformers_says(name: str, tmp_path: Path) -> None:
+def test_a_file_gives_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     items = GOLDEN[name]["items"]
     params = [
         SamplingParams(temperature=0, max_tokens=len(item["output_ids"]), ignore_eos=True)
@@ -120,8 +120,8 @@ def test_k_formats_are_decoded_as_their_blocks_say(kind: str) -> None:
     ("info", "message"),
     [
         (TensorInfo((2, 256), 999, 0), "format 999 is unknown"),
-        (TensorInfo((2, 48), GGMLQuantizationType.Q8_0.value, 0), "no whole Q8_0"),
-        (TensorInfo((2, 256), GGMLQuantizationType.Q8_K.value, 0), "Q8_K is not decoded"),
+        (TensorInfo((2, 48), GGMLQuantizationType.Q8_0.value, 0), "not a whole number of Q8_0"),
+        (TensorInfo((2, 256), GGMLQuantizationType.Q8_K.value, 0), "Q8_K is not supported"),
     ],
 )
 def test_a_format_that_is_not_read_is_named(info: TensorInfo, message: str) -> None:
@@ -147,7 +147,7 @@ def test_an_embedding_stays_in_its_blocks_and_gives_the_same_rows(tmp_path: Path
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
-def test_a_quantised_file_says_what_its_decoded_weights_say(
+def test_a_quantised_file_gives_the_tokens_of_its_decoded_weights(
     dtype: str, drive: Callable, tmp_path: Path
 ) -> None:
     shape = TinyShape(hidden_size=64, num_heads=4, seed=2)
@@ -169,7 +169,7 @@ def test_a_quantised_file_says_what_its_decoded_weights_say(
         ({"llama.block_count": None}, "llama: 'block_count' is missing"),
         ({"llama.embedding_length": "wide"}, "embedding_length must be a whole number"),
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count 4 is not the head size 8"),
-        ({"llama.rope.scaling.type": "longrope"}, "'longrope' is not read"),
+        ({"llama.rope.scaling.type": "longrope"}, "'longrope' is not supported"),
         ({"llama.expert_count": 8}, "experts are served in qwen3moe only"),
     ],
     ids=str,
@@ -214,18 +214,18 @@ def _changed(folder: Path, change: dict[str, Any]) -> Any:
 
 def test_factors_of_a_file_stretch_like_the_rule_they_were_made_by(tmp_path: Path) -> None:
     """Llama 3's files carry divisors instead of the rule (rope_freqs.weight)."""
-    from services.engine.compute.models.rope import turn_table
+    from services.engine.compute.models.rope import cos_sin_table
 
     shape = TinyShape(llama3_rope=True, hidden_size=96)
     config = load_model(str(write_tiny_model(tmp_path / "m", shape))).config
-    plain = turn_table(_without_rope(config, None), 2)
-    ruled = turn_table(config, 2)
+    plain = cos_sin_table(_without_rope(config, None), 2)
+    ruled = cos_sin_table(config, 2)
     angles = [torch.atan2(table[1, :, 1], table[1, :, 0]) for table in (plain, ruled)]
     factors = FactorsRope(tuple((angles[0] / angles[1]).tolist()))
-    got = turn_table(_without_rope(config, factors), 64)
-    torch.testing.assert_close(got, turn_table(config, 64), atol=1e-4, rtol=0)
+    got = cos_sin_table(_without_rope(config, factors), 64)
+    torch.testing.assert_close(got, cos_sin_table(config, 64), atol=1e-4, rtol=0)
     with pytest.raises(ModelFileError, match="2 factors, but a head has 8"):
-        turn_table(_without_rope(config, FactorsRope((1.0, 2.0))), 4)
+        cos_sin_table(_without_rope(config, FactorsRope((1.0, 2.0))), 4)
 
 
 def _without_rope(config: Any, scaling: Any) -> Any:

@@ -53,7 +53,7 @@ def test_an_index_without_a_map_is_named(tmp_path: Path) -> None:
         load_model(str(folder))
 
 
-def test_other_formats_say_what_to_do(tmp_path: Path) -> None:
+def test_other_formats_are_refused_with_advice(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelFileError, match=r"pytorch_model.bin is not read: save the model as"):

@@ -140,7 +140,7 @@ def test_a_tokenizer_model_that_cannot_be_served_says_why(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pre": "youtu"}, "pre 'youtu' is not known here"),
+        ({"pre": "youtu"}, "pre 'youtu' is not supported"),
         ({"model": "t5"}, "model 't5' is not supported"),
         ({"tokens": None}, "tokens is missing"),
         ({"merges": None}, "merges is missing"),

@@ -30,34 +30,34 @@ class Rounds:
         self.ids = list(range(num_seqs))
         self.joined = 0
 
-    def prefill(self, seat: int, length: int) -> None:
-        """Another sequence takes the seat's blocks and brings a history with it."""
-        self.ids[seat] += len(self.ids)
-        self.lengths[seat] = length
+    def prefill(self, index: int, length: int) -> None:
+        """Another sequence takes the index's blocks and brings a history with it."""
+        self.ids[index] += len(self.ids)
+        self.lengths[index] = length
         for cache in self.caches:
-            cache[list(self.tables[seat])] = torch.randn(len(self.tables[seat]), *cache.shape[1:])
+            cache[list(self.tables[index])] = torch.randn(len(self.tables[index]), *cache.shape[1:])
 
-    def decode(self, seats: list[int], window: int) -> None:
-        seats = [seat for seat in seats if self.lengths[seat] < LONGEST]
-        if not seats:
+    def decode(self, indices: list[int], window: int) -> None:
+        indices = [index for index in indices if self.lengths[index] < LONGEST]
+        if not indices:
             return
         batch = [
             SequenceMetadata(self.ids[s], self.lengths[s], (1,), None, self.tables[s], sample=True)
-            for s in seats
+            for s in indices
         ]
         data = build_input(batch, None, BLOCK, torch.float32, CPU, window, self.rows)
         kept = data.groups[0].kept
         assert (kept is None) == (self.rows.positions < 128)
         self.joined += len(kept.joined) if kept else 0
         for cache, groups in zip(self.caches, (data.groups, data.window_groups), strict=True):
-            q = torch.randn(len(seats), HEADS, DIM)
-            kv = torch.randn(len(seats), 2 * KV_HEADS, DIM)
+            q = torch.randn(len(indices), HEADS, DIM)
+            kv = torch.randn(len(indices), 2 * KV_HEADS, DIM)
             KERNELS.kv_write(cache, kv, data.slots)
             for group in groups:
                 own = (q[group.rows], kv[group.rows], cache, group)
                 torch.testing.assert_close(KERNELS.attention(*own), REFERENCE.attention(*own))
-        for seat in seats:
-            self.lengths[seat] += 1
+        for index in indices:
+            self.lengths[index] += 1
 
 
 ACTIONS = st.lists(
@@ -80,23 +80,23 @@ def test_decodes_read_what_their_blocks_hold(
 ) -> None:
     with mock.patch.object(decode_rows, "POSITIONS", kept):
         rounds = Rounds(6)
-        for name, seats, length in actions:
+        for name, indices, length in actions:
             if name == "prefill":
-                rounds.prefill(seats[0], length)
+                rounds.prefill(indices[0], length)
             elif name == "forget":
                 rounds.rows.drop()
             else:
-                rounds.decode(seats, window)
+                rounds.decode(indices, window)
 
 
 def test_who_stays_is_never_copied_again() -> None:
     rounds = Rounds(4)
-    for seat in range(4):
-        rounds.prefill(seat, 10 + seat)
+    for index in range(4):
+        rounds.prefill(index, 10 + index)
     rounds.decode([0, 1, 2, 3], 0)
     assert rounds.joined == 4
-    for seats in ([3, 2, 1, 0], [0, 1, 2, 3], [0, 1, 3, 2]):
-        rounds.decode(seats, 0)
+    for indices in ([3, 2, 1, 0], [0, 1, 2, 3], [0, 1, 3, 2]):
+        rounds.decode(indices, 0)
     assert rounds.joined == 4
     rounds.prefill(1, 20)
     rounds.decode([0, 1, 2, 3], 0)

@@ -19,7 +19,7 @@ from services.engine.contract.sampling_params import SamplingParams
 from services.engine.offline.llm import LLM
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = Path(__file__).parents[3] / "data"
 GOLDEN = {
     name: model
     for file in ("tiny_qwen3_golden.json", "tiny_variants_golden.json")

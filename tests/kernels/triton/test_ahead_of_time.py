@@ -12,7 +12,7 @@ def compiled(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
-def test_every_kernel_compiles_for_a_card_that_is_not_here(element):
+def test_every_kernel_compiles_for_a_gpu_that_this_machine_lacks(element):
     done = compiled("--target", "sm_90", "--element", element)
     assert done.returncode == 0, done.stderr
     sizes = {line.split()[0]: int(line.split()[3]) for line in done.stdout.splitlines()}

@@ -42,6 +42,6 @@ def test_triton_kernels_give_the_tokens_of_torchs(folder, params, monkeypatch):
     assert [kernels.name for kernels in loaded] == ["triton"]
 
 
-def test_a_cuda_device_gets_them():
+def test_a_cuda_device_uses_the_triton_set():
     assert dispatch.choose("cuda", dtype="bfloat16") == "triton"
     assert dispatch.choose("cpu") == "torch"

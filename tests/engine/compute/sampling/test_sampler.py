@@ -159,7 +159,7 @@ def test_truncation_keeps_what_the_definitions_keep(
         assert _kept(scores, top_k=top_k, top_p=top_p, min_p=min_p) == want
 
 
-def test_a_wide_nucleus_is_found_beyond_the_first_look() -> None:
+def test_a_wide_nucleus_is_found_beyond_the_partial_sort() -> None:
     size = PARTIAL_SORT * 4
     scores = torch.linspace(0, -0.01, size)
     kept = _kept(scores.tolist(), top_p=0.9)
@@ -197,7 +197,7 @@ def test_grammar_words_hold_one_bit_a_token() -> None:
     assert set(_many(list(range(40)), 50, temperature=2.0, token_mask=words)) <= {0, 31, 32, 34}
 
 
-def test_a_mask_that_leaves_nothing_is_told_apart_from_broken_logits() -> None:
+def test_an_empty_mask_is_distinguished_from_broken_logits() -> None:
     logits = torch.zeros(3, 4)
     logits[1, 2] = float("nan")
     nothing = np.zeros(1, dtype=np.int32)
@@ -225,7 +225,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert second.logprob == pytest.approx(want[1, 3].item())
 
 
-def test_rows_do_not_see_one_another() -> None:
+def test_rows_do_not_depend_on_one_another() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(12, 997, generator=generator) * 3
     kinds = (

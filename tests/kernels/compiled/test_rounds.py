@@ -1,0 +1,173 @@
+"""Rounds that run as one compiled job, compared with float64; and which threads run them."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import dispatch
+from kernels.compiled import machine as jit_machine
+from kernels.compiled.machine import PANEL_VECTORS, machine
+from kernels.compiled.packing import pack_floats, pack_int8
+from kernels.compiled.tiles import PANEL
+from tests.kernels.compiled.decoder import CASES, LENGTHS, SMALL, Model, Rounds
+
+
+def _whole(rounds: Rounds) -> list[Tensor]:
+    return rounds.run([(seq, 0, length) for seq, length in enumerate(rounds.lengths)])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_matches_plain_arithmetic(name: str) -> None:
+    model = CASES[name]
+    rounds = Rounds(model, model.program(), LENGTHS)
+    for seq, got in enumerate(_whole(rounds)):
+        want = model.plain(rounds.embedded(seq)).float()
+        torch.testing.assert_close(got, want, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("pack", [pack_floats, pack_int8])
+@pytest.mark.parametrize("name", CASES)
+def test_batch_chunks_and_threads_change_no_bit(name: str, pack) -> None:
+    if pack is pack_int8 and not machine().byte_products:
+        pytest.skip("this CPU has no byte products")
+    model = CASES[name]
+    want = _whole(Rounds(model, model.program(1, pack), LENGTHS))
+    for threads in (1, 3):
+        rounds = Rounds(model, model.program(threads, pack), LENGTHS)
+        for chunk in (1, 5, 16):
+            got: list[list[Tensor]] = [[] for _ in LENGTHS]
+            for start in range(0, max(LENGTHS), chunk):
+                parts = [
+                    (seq, start, min(length, start + chunk))
+                    for seq, length in enumerate(LENGTHS)
+                    if start < length
+                ]
+                for (seq, _, _), logits in zip(parts, rounds.run(parts), strict=True):
+                    got[seq].append(logits)
+            for seq, parts_of in enumerate(got):
+                assert torch.equal(torch.cat(parts_of), want[seq]), (threads, chunk, seq)
+        rounds.program.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_stay_near_floats(name: str) -> None:
+    if not machine().byte_products:
+        pytest.skip("this CPU has no byte products")
+    model = CASES[name]
+    floats = _whole(Rounds(model, model.program(), LENGTHS))
+    byted = _whole(Rounds(model, model.program(1, pack_int8), LENGTHS))
+    for want, got in zip(floats, byted, strict=True):
+        assert not torch.equal(want, got)
+        assert (want - got).std() < 0.05 * want.std()
+
+
+def test_nan_stays_in_its_sequence() -> None:
+    model = CASES["small"]
+    clean = _whole(Rounds(model, model.program(), LENGTHS))
+    rounds = Rounds(model, model.program(), LENGTHS)
+    rounds.model = Model(SMALL)
+    rounds.model.embedded = model.embedded.clone()
+    ill = replace_row(rounds, 2, 5)
+    got = ill.run([(seq, 0, length) for seq, length in enumerate(LENGTHS)])
+    assert got[2][5].isnan().all()
+    for seq in (0, 1, 3, 4):
+        assert torch.equal(got[seq], clean[seq])
+
+
+def replace_row(rounds: Rounds, seq: int, row: int) -> Rounds:
+    """The same rounds with a NaN in one input of one sequence."""
+    own = rounds.embedded
+
+    def embedded(which: int) -> Tensor:
+        values = own(which).clone()
+        if which == seq:
+            values[row, 3] = float("nan")
+        return values
+
+    rounds.embedded = embedded  # type: ignore[method-assign]
+    return rounds
+
+
+def test_threads_end_with_their_program() -> None:
+    def helpers() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if t.name.startswith("kernel-")}
+
+    before = helpers()
+    model = CASES["small"]
+    program = model.program(3)
+    assert len(helpers() - before) == 2
+    want = _whole(Rounds(model, program, LENGTHS))
+    program.close()
+    program.close()
+    assert helpers() <= before
+    late = _whole(Rounds(model, program, LENGTHS))
+    assert all(map(torch.equal, want, late))
+    program = model.program(2)
+    assert len(helpers() - before) == 1
+    del program
+    gc.collect()
+    assert helpers() <= before
+
+
+def test_a_round_without_rows_does_nothing() -> None:
+    model = CASES["small"]
+    logits = model.program().logits(torch.zeros(0, SMALL.hidden))
+    assert logits.shape == (0, SMALL.vocabulary)
+
+
+@pytest.mark.verify
+def test_a_processor_with_shorter_vectors_is_served() -> None:
+    """This file again, compiled as for a Haswell: 8 lanes, 16 registers, no byte products."""
+    features = {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not verify", __file__]
+    done = subprocess.run(
+        [*command, "-k", "plain or batch_chunks or nan or configured"],
+        env=os.environ | features,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout
+
+
+def test_configured_processor_features_are_used() -> None:
+    if "NUMBA_CPU_FEATURES" in os.environ:
+        assert (machine().lanes, machine().byte_products) == (8, False)
+    columns = PANEL_VECTORS * machine().lanes
+    assert columns == PANEL
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "sizes", "found"),
+    [
+        ("cpu", "float32", (64, 32), "jit"),
+        ("cpu", "float32", (8, 4), "jit"),
+        ("cpu", "float32", (8, 1), None),
+        ("cpu", "float32", (10, 16), None),
+        ("cpu", "bfloat16", (64, 32), None),
+        ("cuda", "float32", (64, 32), None),
+    ],
+)
+def test_which_rounds_are_compiled(
+    device: str, dtype: str, sizes: tuple, found: str | None
+) -> None:
+    assert dispatch.compiled_set(device, dtype, sizes) == found
+
+
+def test_a_machine_without_byte_products_uses_torch(monkeypatch) -> None:
+    plain = replace(machine(), byte_products=False)
+    monkeypatch.setattr(jit_machine, "machine", lambda: plain)
+    assert dispatch.compiled_set("cpu", "int8", (64, 32)) is None
+    monkeypatch.setattr(jit_machine, "usable", lambda: False)
+    assert dispatch.compiled_set("cpu", "float32", (64, 32)) is None
