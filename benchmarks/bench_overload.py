@@ -36,7 +36,9 @@ from services.balancer.engines.engine_view import EngineState
 from services.balancer.service import BalancerService
 from services.common import errors
 from services.common.service.telemetry import Telemetry
-from tests.doubles.balancer_engine import MODEL, FakeEngine, FakeKeys, stream_of
+from tests.doubles.fake_engine import MODEL, FakeEngine
+from tests.doubles.registry import FakeRegistry
+from tests.doubles.scripts import stream_of
 
 TENANTS = ("flood", "flood", "flood", "calm", "quiet")
 
@@ -138,7 +140,7 @@ class SeatedEngine(FakeEngine):
 
 async def measure(plan: Plan, loads: Sequence[float]) -> list[Outcome]:
     """All loads in turn, so many rounds, on one balancer that is never restarted."""
-    keys = FakeKeys()
+    keys = FakeRegistry()
     engines = [SeatedEngine(f"engine-{number}", plan) for number in range(plan.engines)]
     quiet = Telemetry(TracerProvider(shutdown_on_exit=False))
     config = BalancerConfig(engine_headroom=2, queue_size=256, log_level="error")

@@ -239,7 +239,7 @@ async def test_a_bad_record_is_refused_and_the_last_good_one_stays(fleet, capsys
     assert table.problems["chat"].startswith("targets: ")
     assert await engine_of(fleet.stub(0).Generate(request("chat", 1))) == f"engine-{OLD}"
     await fleet.command("list")
-    assert "refused by gateways: targets: must name 1" in capsys.readouterr().out
+    assert "chat: gateways ignore the record: targets: must name 1" in capsys.readouterr().out
     assert await fleet.command("set", "chat", f"{MODEL}@{NEW}") == 0, "and is mended by `set`"
     await until(lambda: not table.problems)
     assert await engine_of(fleet.stub(0).Generate(request("chat", 2))) == f"engine-{NEW}"

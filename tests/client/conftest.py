@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.doubles.gateway_fleet import EngineDouble, Running, running_gateway
+from tests.doubles.fake_engine import FakeEngine
+from tests.doubles.gateway import Running, running_gateway, text_engine
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[EngineDouble]:
-    double = EngineDouble()
+async def engine() -> AsyncIterator[FakeEngine]:
+    double = text_engine()
     await double.start()
     yield double
     await double.stop()

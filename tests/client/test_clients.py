@@ -16,7 +16,7 @@ from inferfleet.errors import (
 )
 from inferfleet.requests import build_request
 from services.common import errors
-from tests.doubles.gateway_fleet import fail_with, hold_after_first
+from tests.doubles.scripts import fail_with, hold_after_first
 
 HI = [{"role": "user", "content": "hi"}]
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

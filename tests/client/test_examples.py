@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.gateway_fleet import say_hello
+from tests.doubles.scripts import say_hello
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

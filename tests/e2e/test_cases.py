@@ -22,7 +22,7 @@ import pytest
 from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from inferfleet_proto.v1 import inference_pb2 as pb
 from inferfleet_proto.v1 import inference_pb2_grpc
-from tests.doubles.gateway_fleet import sse_events
+from tests.doubles.gateway import sse_events
 from tests.doubles.tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

@@ -9,7 +9,7 @@ import pytest
 from services.common.rpc.carrier import take_messages
 from services.common.rpc.carrier.call import WINDOW_BYTES
 from services.common.rpc.carrier.outbox import Outbox
-from tests.doubles.carrier_engine import LIMIT_S, Peer, linked, request_of, until, whole
+from tests.doubles.carrier_peer import LIMIT_S, CarrierPeer, linked, request_of, until, whole
 
 
 async def test_many_streams_come_whole_in_one_call(pair):
@@ -17,7 +17,7 @@ async def test_many_streams_come_whole_in_one_call(pair):
     answers = await asyncio.gather(*(pair.all_of(name, 40) for name in names))
     for name, answer in zip(names, answers, strict=True):
         assert answer == whole(name, 40)
-    assert pair.peer.conversations == 1
+    assert len(pair.peer.carrier_metadata) == 1
     await until(lambda: sorted(pair.peer.ended) == sorted(names))
 
 
@@ -25,8 +25,8 @@ async def test_what_goes_along_with_a_call(pair):
     call = pair.run(request_of("m"), metadata=(("who", "me"),), timeout_s=25.0)
     assert await take_messages(call)
     assert dict(await call.initial_metadata()) == {"engine": "e-m"}
-    assert pair.peer.shown == [{"who": "me"}]
-    assert 0 < pair.peer.left[0] <= 25
+    assert pair.peer.metadata == [{"who": "me"}]
+    assert 0 < pair.peer.timeouts[0] <= 25
     async for _ in call:
         pass
     assert await call.read() is grpc.aio.EOF
@@ -59,8 +59,8 @@ async def test_ends_come_after_messages_that_fill_more_than_one_batch(pair):
 
 
 async def test_one_of_the_version_before_is_asked_with_run():
-    peer = Peer()
-    async with linked(peer, old=True) as made:
+    peer = CarrierPeer(serves_many=False)
+    async with linked(peer) as made:
         for number in range(3):
             assert await made.all_of(f"r{number}") == whole(f"r{number}")
         assert not made.link.carries
@@ -94,7 +94,7 @@ async def test_random_readers_get_a_beginning_of_their_stream_and_nothing_leaks(
             for n in range(60)
         )
     )
-    await until(lambda: not pair.peer.running)
+    await until(lambda: not pair.peer.open_requests)
     assert len(pair.peer.ended) == 60
     carrier = pair.link._carrier
     assert not carrier._calls

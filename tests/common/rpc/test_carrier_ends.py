@@ -6,12 +6,12 @@ import grpc
 import pytest
 
 from services.common import errors, rpc
-from tests.doubles.carrier_engine import LIMIT_S, read_on, request_of, until, whole
+from tests.doubles.carrier_peer import LIMIT_S, read_to_end, request_of, until, whole
 
 
 async def test_no_deadline_is_none(pair):
     assert [raw async for raw in pair.run(request_of("n"), timeout_s=None)] == whole("n")
-    assert pair.peer.left == [None]
+    assert pair.peer.timeouts == [None]
 
 
 async def test_a_cancelled_stream_ends_over_there_and_its_reader_is_told(pair):
@@ -19,33 +19,33 @@ async def test_a_cancelled_stream_ends_over_there_and_its_reader_is_told(pair):
     other = pair.run(request_of("stays", "hang", tokens=1))
     assert await other.read()
     await call.read()
-    reading = asyncio.ensure_future(read_on(call))
+    reading = asyncio.ensure_future(read_to_end(call))
     await asyncio.sleep(0)
     assert call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
     with pytest.raises(asyncio.CancelledError):
         await call.read()
-    await until(lambda: pair.peer.running == {"stays"})
+    await until(lambda: pair.peer.open_requests == {"stays"})
     assert pair.peer.ended == ["gone"]
     assert not other.done()
 
 
 async def test_a_reader_whose_task_ends_cancels_its_stream(pair):
     call = pair.run(request_of("gone", "hang", tokens=1))
-    reading = asyncio.create_task(read_on(call))
-    await until(lambda: "gone" in pair.peer.running)
+    reading = asyncio.create_task(read_to_end(call))
+    await until(lambda: "gone" in pair.peer.open_requests)
     reading.cancel()
     await asyncio.wait({reading})
     assert call.cancelled()
-    await until(lambda: not pair.peer.running)
+    await until(lambda: not pair.peer.open_requests)
 
 
 async def test_cancelled_before_it_was_sent(pair):
     for number in range(20):
         pair.run(request_of(f"r{number}", "hang")).cancel()
     assert await pair.all_of("after") == whole("after")
-    await until(lambda: not pair.peer.running)
+    await until(lambda: not pair.peer.open_requests)
 
 
 async def test_a_deadline_ends_both_sides(pair):
@@ -54,7 +54,7 @@ async def test_a_deadline_ends_both_sides(pair):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: not pair.peer.running)
+    await until(lambda: not pair.peer.open_requests)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +117,17 @@ async def test_streams_of_a_peer_that_dies_are_unavailable_and_the_next_finds_it
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert errors.DETAILS_KEY not in dict(caught.value.trailing_metadata())
     await until(lambda: not pair.link.carries)
-    await pair.peer.start(pair.address)
+    await pair.peer.start()
     await asyncio.wait_for(pair.link.wait_carries(), LIMIT_S)
     assert await pair.all_of("again") == whole("again")
-    assert pair.peer.conversations == 2
+    assert len(pair.peer.carrier_metadata) == 2
 
 
 async def test_streams_of_a_caller_that_dies_end(pair):
     for number in range(5):
         assert await pair.run(request_of(f"s{number}", "hang", tokens=1)).read()
     await pair.link.close()
-    await until(lambda: not pair.peer.running)
+    await until(lambda: not pair.peer.open_requests)
     assert len(pair.peer.ended) == 5
 
 
@@ -147,7 +147,7 @@ async def test_a_link_that_leaves_lets_its_streams_end(pair):
     leaving = asyncio.create_task(pair.link.drain())
     assert len([raw async for raw in running]) == 199
     await asyncio.wait_for(leaving, LIMIT_S)
-    await until(lambda: not pair.peer.running)
+    await until(lambda: not pair.peer.open_requests)
 
 
 async def test_new_certificates_mean_a_new_call_and_old_streams_end_on_the_old_one(
@@ -159,5 +159,5 @@ async def test_new_certificates_mean_a_new_call_and_old_streams_end_on_the_old_o
     assert await pair.all_of("between") == whole("between")
     await asyncio.wait_for(pair.link.wait_carries(), LIMIT_S)
     assert await pair.all_of("new") == whole("new")
-    assert pair.peer.conversations == 2
+    assert len(pair.peer.carrier_metadata) == 2
     assert len([raw async for raw in running]) == 1999
