@@ -10,11 +10,11 @@ import grpc
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common import rpc
+from services.common.answer_collector import AnswerCollector
 from services.common.service import telemetry
 from services.gateway.callers.access import Access
 from services.gateway.models.catalog import Catalog
 from services.gateway.request.caller import Caller
-from services.gateway.request.collect import Collector
 from services.gateway.request.dependencies import Dependencies
 from services.gateway.request.gateway_stream import GatewayStream
 
@@ -62,13 +62,13 @@ class InferenceServicer:
         """Answer Complete: the same stream as one message."""
         caller = replace(self._caller(context, "Complete"), streams=False)
         stream = GatewayStream(self._dependencies, request, caller)
-        collector = Collector()
+        collector = AnswerCollector()
         async with (
             _opened(stream, context),
             contextlib.aclosing(stream.messages()) as messages,
         ):
             async for raw in messages:
-                collector.add(raw)
+                collector.add_serialized(raw)
         return collector.answer()
 
     async def tokenize(

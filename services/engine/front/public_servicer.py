@@ -12,6 +12,7 @@ from contextlib import aclosing
 from inferfleet_proto.internal.v1 import engine_pb2
 from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
 from services.common import errors, rpc
+from services.common.answer_collector import AnswerCollector
 from services.common.service import telemetry
 from services.common.text import TextAssets, Tokenizer, chat_ids, render_chat, template_of
 from services.engine.front.request_translation import ModelFacts, check_model
@@ -45,11 +46,11 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: ServerContext
     ) -> inference_pb2.CompleteResponse:
         """Run one request and return the whole answer in one message."""
-        answer = inference_pb2.CompleteResponse()
+        collector = AnswerCollector()
         async with aclosing(self._events(request, context)) as event_stream:
             async for event in event_stream:
-                _add_event(answer, event)
-        return answer
+                collector.add(event)
+        return collector.answer()
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: object
@@ -147,29 +148,3 @@ def _check_tools(chat: inference_pb2.Chat) -> None:
     raise errors.InvalidArgumentError.for_field(
         field, "a single engine serves no tool calls; set tool_choice to MODE_NONE or use a gateway"
     )
-
-
-def _add_event(
-    answer: inference_pb2.CompleteResponse, event: inference_pb2.GenerateResponse
-) -> None:
-    kind = event.WhichOneof("event")
-    if kind == "started":
-        started = event.started
-        answer.request_id, answer.seed = started.request_id, started.seed
-        answer.model, answer.model_revision = started.model, started.model_revision
-        answer.prompt_logprobs.extend(started.prompt_logprobs)
-    elif kind == "delta":
-        choice = _choice(answer, event.delta.choice)
-        choice.text += event.delta.text
-        choice.token_ids.extend(event.delta.token_ids)
-        choice.logprobs.extend(event.delta.logprobs)
-    elif kind == "finished":
-        _choice(answer, event.finished.choice).finished.CopyFrom(event.finished)
-    elif kind == "summary":
-        answer.summary.CopyFrom(event.summary)
-
-
-def _choice(answer: inference_pb2.CompleteResponse, index: int) -> inference_pb2.Choice:
-    while len(answer.choices) <= index:
-        answer.choices.add(index=len(answer.choices))
-    return answer.choices[index]

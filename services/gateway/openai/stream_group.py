@@ -6,11 +6,11 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from inferfleet_proto.v1 import inference_pb2
+from services.common.answer_collector import AnswerCollector
 from services.gateway.callers.quota.fit import Need
 from services.gateway.callers.quota.quotas import estimate_tokens
 from services.gateway.models.catalog import ModelView
 from services.gateway.request.caller import Caller
-from services.gateway.request.collect import Collector
 from services.gateway.request.dependencies import Dependencies
 from services.gateway.request.gateway_stream import GatewayStream
 
@@ -105,9 +105,9 @@ class StreamGroup:
         self, events: AsyncGenerator[tuple[int, bytes], None]
     ) -> list[inference_pb2.CompleteResponse]:
         """One whole answer per prompt."""
-        collectors = [Collector() for _ in self._streams]
+        collectors = [AnswerCollector() for _ in self._streams]
         async for prompt, raw in events:
-            collectors[prompt].add(raw)
+            collectors[prompt].add_serialized(raw)
         return [collector.answer() for collector in collectors]
 
 

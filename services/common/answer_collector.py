@@ -1,11 +1,11 @@
-"""Collects a stream into one answer."""
+"""Collects the messages of one stream into the single answer of a Complete call."""
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import AbortedError
 
 
 class _ChoiceParts:
-    """One choice that grows; its text is joined once, at the end."""
+    """The parts of one choice; its text is joined once, at the end."""
 
     def __init__(self, index: int) -> None:
         self.choice = inference_pb2.Choice(index=index)
@@ -36,16 +36,19 @@ class _ChoiceParts:
         self.choice.tool_calls.add().CopyFrom(part)
 
 
-class Collector:
-    """Adds up the messages of one stream."""
+class AnswerCollector:
+    """Builds a CompleteResponse from the GenerateResponse messages of one stream."""
 
     def __init__(self) -> None:
         self._answer = inference_pb2.CompleteResponse()
         self._parts: dict[int, _ChoiceParts] = {}
 
-    def add(self, raw: bytes) -> None:
-        """Add a serialised GenerateResponse."""
-        message = inference_pb2.GenerateResponse.FromString(raw)
+    def add_serialized(self, raw: bytes) -> None:
+        """Add the next message, given as a serialized GenerateResponse."""
+        self.add(inference_pb2.GenerateResponse.FromString(raw))
+
+    def add(self, message: inference_pb2.GenerateResponse) -> None:
+        """Add the next message."""
         event = message.WhichOneof("event")
         if event == "delta":
             self._part(message.delta.choice).add(message.delta)
@@ -57,7 +60,7 @@ class Collector:
             self._answer.summary.CopyFrom(message.summary)
 
     def answer(self) -> inference_pb2.CompleteResponse:
-        """The whole answer. Call it once, after the last message.
+        """Return the answer. Call it once, after the last message.
 
         Raises:
             AbortedError: a choice is not finished.
