@@ -1,0 +1,8 @@
+"""One request at the balancer, from arrival to end.
+
+run_servicer.py     the gRPC methods Run and RunMany
+incoming.py         the request as bytes, parsed, and as routing needs it
+engine_stream.py    owns the request: waits for a slot, forwards, resumes after a failure
+attempt.py          one attempt at one engine
+recovery.py         what follows a failed attempt; failure.py: what the failure means
+"""

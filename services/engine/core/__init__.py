@@ -1,0 +1,11 @@
+"""The core process of an engine: one round after another, from plan to sampled tokens.
+
+process.py           the loop: receives messages, runs rounds, sends results
+llm_engine.py        `LLMEngine.step`: one round
+worker.py            runs rounds on the device, in a thread of its own
+request_checks.py    checks a request against the model's limits
+endings.py           whether a choice ends with its last token
+constraints.py       grammars of requests that wait or run
+expert_control.py    switches expert placements between rounds
+engine_factory.py    builds an engine from its configuration
+"""

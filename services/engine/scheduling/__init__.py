@@ -1,0 +1,9 @@
+"""Decides what runs next and in which KV-cache blocks. Never imports torch; reads no clock.
+
+scheduler.py                      which sequence computes what in the next round
+policies.py, waiting_queue.py     order of admission, preemption victims; the queues
+sequence.py                       state of a request and of its choices across rounds
+scheduler_outputs.py              the frozen plan of one round
+block_manager.py, blocks.py       blocks of a sequence; all blocks, the prefix map, eviction
+kv_cache.py                       size of the cache; when blocks may be reused
+"""
