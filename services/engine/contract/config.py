@@ -1,4 +1,4 @@
-"""What an engine is told at start; see `python -m services.engine --help`."""
+"""`EngineConfig`: the settings of an engine's core; see `python -m services.engine --help`."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ POLICIES = ("fcfs", "priority", "shortest_prefill", "tenant_fair")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Keys of the core: model, numbers, memory and scheduling."""
+    """Settings of the core: model, numerics, memory and scheduling."""
 
     model: str = setting("", "a folder in Hugging Face layout, a .gguf file, or a known name")
     served_name: str = setting("", "name that requests use; default: derived from the model")
@@ -21,36 +21,37 @@ class EngineConfig:
         0, "threads of one product; 0 is all cores, shared by ranks", low=0, high=1024
     )
     deterministic: bool = setting(
-        False, "equal tokens whatever the batch, chunking, cache or engine, at some cost"
+        False,
+        "the same tokens for any batch, chunking, cache state or engine, at some cost in speed",
     )
     max_model_len: int = setting(
         0, "longest prompt plus output; 0 is what the model allows", unit="tokens", low=0
     )
     kernels: str = setting(
         "auto",
-        "auto: rounds of dense models compiled for this CPU where they can be; "
-        "torch: its operators",
+        "auto: rounds of dense models are compiled for this CPU where possible; "
+        "torch: always torch's operators",
         choices=("auto", "torch"),
     )
     block_size: int = setting(32, "positions in one block", unit="tokens", low=1, high=1024)
     kv_memory: str = setting(
         "0.5",
-        "memory for blocks: a fraction of what is free (0.9) or a size (2GiB)",
+        "memory for blocks: a fraction of the free memory (0.9) or a size (2GiB)",
         check=bad_size,
     )
-    num_blocks: int = setting(0, "fix the number of blocks instead; 0 is by kv_memory", low=0)
+    num_blocks: int = setting(0, "number of blocks; 0 computes it from kv_memory", low=0)
     max_num_seqs: int = setting(64, "sequences running at once", low=1, high=4096)
     max_num_batched_tokens: int = setting(
         512, "positions computed in one round, all sequences together", unit="tokens", low=1
     )
-    max_waiting: int = setting(256, "requests waiting at most; more are refused", low=0)
-    policy: str = setting("fcfs", "who is admitted next", choices=POLICIES)
-    prefix_cache: bool = setting(True, "reuse blocks of equal prefixes")
+    max_waiting: int = setting(256, "most waiting requests; further ones are refused", low=0)
+    policy: str = setting("fcfs", "order of admission", choices=POLICIES)
+    prefix_cache: bool = setting(True, "reuse the blocks of equal prefixes")
     tensor_parallel: int = setting(
-        1, "ranks (processes of this engine) that share a dense model's layers", low=1, high=64
+        1, "ranks (processes of this engine) that split the layers of a dense model", low=1, high=64
     )
     expert_parallel: int = setting(
-        1, "ranks (processes of this engine) that share a model's experts", low=1, high=64
+        1, "ranks (processes of this engine) that split the experts of a model", low=1, high=64
     )
     redundant_experts: int = setting(
         0, "expert slots of each layer beyond one per expert, all ranks together", low=0, high=4096
@@ -62,15 +63,15 @@ class EngineConfig:
         8.0, "longest compilation of a constraint", unit="s", low=0.1, high=600.0
     )
     grammar_memory_mib: int = setting(
-        1024, "memory that one such compilation may take", unit="MiB", low=64, high=1 << 20
+        1024, "memory limit of one compilation", unit="MiB", low=64, high=1 << 20
     )
     warm_grammars: bool = setting(
         False,
-        "start the compiler of constraints with the engine and keep it (about 300 MiB), so that no "
-        "structured answer waits seconds for it, neither a first one nor one carried on here",
+        "start the compiler of constraints with the engine and keep it (about 300 MiB); otherwise "
+        "the first structured answer, and one resumed here, waits seconds for it",
     )
     simulate: str = setting(
         "",
-        "run arithmetic in place of a model, for tests and load simulation: comma list of "
+        "run arithmetic instead of a model, for tests and load simulation: comma list of "
         "vocab_size=512, max_model_len=2048, eos=0, forward_ms=0, token_us=0; or 'yes'",
     )

@@ -1,4 +1,4 @@
-"""What the front needs of its core; `core_link.CoreLink` serves it over two processes."""
+"""`CoreClient`: how the front talks to its core; `core_link.CoreLink` implements it."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
@@ -8,19 +8,19 @@ from services.engine.contract.messages import CoreReady, RoundReport, ToCore
 
 
 class CoreClient(Protocol):
-    """A core, seen from the front: one batch of messages each way a round.
+    """A core as the front sees it: one batch of messages each way per round.
 
-    `start` and the iteration raise core_link.CoreDiedError when the core cannot go on.
+    `start` and the iteration raise `core_link.CoreDiedError` when the core has failed.
     """
 
     async def start(self, config: EngineConfig) -> CoreReady:
-        """Start the core and return once it serves."""
+        """Start the core and return once it accepts requests."""
 
     def send(self, messages: Sequence[ToCore]) -> None:
-        """Hand over messages in order; never blocks; those for a core that is gone are lost."""
+        """Send messages in order; never blocks. Messages to a core that has ended are lost."""
 
     def __aiter__(self) -> AsyncIterator[RoundReport]:
-        """All rounds from now on, until `stop`."""
+        """The reports of all rounds from now on, until `stop`."""
 
     async def stop(self) -> None:
         """End the core; idempotent."""

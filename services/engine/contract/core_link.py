@@ -1,7 +1,7 @@
-"""The two ends of the line between front and core: batches of messages over a socket pair.
+"""The connection between front and core: batches of messages over a socket pair.
 
-A frame is a little-endian u32 length and one msgpack list. The front's end is asyncio and owns the
-core's process; the core's end blocks with a timeout, and a wake-up from its worker ends the wait.
+A frame is a little-endian u32 length and one msgpack list. `CoreLink`, the front's end, is asyncio
+and owns the core's process. `CoreEnd`, the core's end, blocks with a timeout; `wake` ends the wait.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class CoreDiedError(Exception):
-    """The core cannot go on; the message says why as far as it is known."""
+    """The core has failed; the message gives the reason, as far as it is known."""
 
 
 class LinkClosedError(Exception):
-    """The other end is gone."""
+    """The other end has closed the connection."""
 
 
 def _frame(messages: Sequence[ToCore] | Sequence[ToFront]) -> bytes:
@@ -50,13 +50,13 @@ def _frame(messages: Sequence[ToCore] | Sequence[ToFront]) -> bytes:
 
 
 def engine_config(config: EngineConfig) -> EngineConfig:
-    """The core's part of a configuration that may hold the front's keys as well."""
+    """The core's settings, out of a configuration that may have the front's as well."""
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     return EngineConfig(**{name: getattr(config, name) for name in names})
 
 
 class CoreLink:
-    """The front's end. Start once; `stop` is idempotent and safe after a failed start."""
+    """The front's end. Call `start` once; `stop` is idempotent and safe after a failed start."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,14 +66,14 @@ class CoreLink:
 
     @property
     def pid(self) -> int | None:
-        """The core's process, once started."""
+        """Process id of the core; None before `start`."""
         return self._process.pid if self._process else None
 
     async def start(self, config: EngineConfig) -> CoreReady:
         """Spawn a core and wait until it has loaded its model.
 
         Raises:
-            CoreDiedError: it refused its configuration or ended before it was ready.
+            CoreDiedError: the core refused its configuration or ended before it was ready.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -85,10 +85,10 @@ class CoreLink:
                 return message
             if isinstance(message, CoreFailed):
                 raise CoreDiedError(message.message)
-        raise CoreDiedError("the core spoke before it was ready")
+        raise CoreDiedError("the core sent a report before CoreReady")
 
     def send(self, messages: Sequence[ToCore]) -> None:
-        """Hand over a batch in order; buffered, never blocks; lost if the core has died."""
+        """Send a batch in order; buffered, never blocks. It is lost if the core has ended."""
         if self._writer is not None and messages and not self._writer.is_closing():
             self._writer.write(_frame(messages))
 
@@ -96,7 +96,7 @@ class CoreLink:
         """Reports in order; ends after `stop`.
 
         Raises:
-            CoreDiedError: the core ended by itself.
+            CoreDiedError: the core ended without `stop`.
         """
         while True:
             try:
@@ -112,7 +112,7 @@ class CoreLink:
                     raise CoreDiedError(message.message)
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Ask the core to end after its running round; kill it when the grace is over."""
+        """Let the core end after its running round; kill it after `grace_s` seconds."""
         self._stopping = True
         self.send([Shutdown()])
         if self._process is not None:
@@ -127,11 +127,11 @@ class CoreLink:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             return _to_front.decode(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise CoreDiedError(await self._epitaph()) from error
+            raise CoreDiedError(await self._death_reason()) from error
 
-    async def _epitaph(self) -> str:
+    async def _death_reason(self) -> str:
         if self._process is None:
-            return "the core is gone"
+            return "the core is not running"
         status = await asyncio.to_thread(_reap, self._process, 1.0)
         if status < 0:
             return f"the core was killed by {signal.Signals(-status).name}"
@@ -139,7 +139,7 @@ class CoreLink:
 
 
 def _spawn(end: socket.socket) -> "subprocess.Popen[bytes]":
-    """On the caller's thread: the kernel ends the core when the thread that made it ends."""
+    """Start the core on the calling thread; the kernel kills the core when that thread ends."""
     return subprocess.Popen(
         [sys.executable, "-m", "services.engine.core.process", "--fd", str(end.fileno())],
         pass_fds=[end.fileno()],
@@ -156,7 +156,7 @@ def _reap(process: "subprocess.Popen[bytes]", grace_s: float) -> int:
 
 
 class CoreEnd:
-    """The core's end: blocking, used from the core's main thread; `wake` from any thread."""
+    """The core's end. The core's main thread uses it; any thread may call `wake`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -170,16 +170,19 @@ class CoreEnd:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """End a `poll` that waits now, or the next one."""
-        # Full: a wake-up is pending already. Closed: nobody waits.
+        """End the `poll` that is waiting, or the next one."""
+        # A full pipe has a wake-up pending already; a closed one has no reader.
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
 
     def poll(self, timeout_s: float | None) -> list[ToCore]:
-        """Messages that have arrived; waits for one, a wake-up or the timeout (None: for ever).
+        """Messages that have arrived; waits for one, for a wake-up or for the timeout.
+
+        Args:
+            timeout_s: None waits without a limit.
 
         Raises:
-            LinkClosedError: the front is gone.
+            LinkClosedError: the front has closed the connection.
         """
         messages: list[ToCore] = []
         for key, _ in self._selector.select(timeout_s):
@@ -193,15 +196,15 @@ class CoreEnd:
         """Write one frame; blocks while the front does not read.
 
         Raises:
-            LinkClosedError: the front is gone.
+            LinkClosedError: the front has closed the connection.
         """
         try:
             self._sock.sendall(_frame(messages))
         except OSError as error:
-            raise LinkClosedError("the front is gone") from error
+            raise LinkClosedError("the front has closed the connection") from error
 
     def close(self) -> None:
-        """Free the descriptors; idempotent."""
+        """Close the descriptors; idempotent."""
         if self._wake_read >= 0:
             self._selector.close()
             self._sock.close()
@@ -213,9 +216,9 @@ class CoreEnd:
         try:
             data = self._sock.recv(_READ_BYTES)
         except OSError as error:
-            raise LinkClosedError("the front is gone") from error
+            raise LinkClosedError("the front has closed the connection") from error
         if not data:
-            raise LinkClosedError("the front is gone")
+            raise LinkClosedError("the front has closed the connection")
         self._buffer += data
         messages: list[ToCore] = []
         while len(self._buffer) >= _LENGTH.size:

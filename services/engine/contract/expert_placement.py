@@ -1,6 +1,6 @@
-"""What a placement must satisfy before any of it is loaded, and what changes from one to the next.
+"""Pure functions of expert placements: checks, the initial placement, experts of a rank.
 
-Pure functions over maps; who holds the weights is expert_parallel/bank.py's business.
+The weights are loaded by `compute/expert_parallel`.
 """
 
 from collections import Counter
@@ -11,10 +11,10 @@ from services.engine.contract.runner import ExpertPlacement, ExpertShape, Placem
 def check_placement(
     placement: ExpertPlacement, shape: ExpertShape | None, model_revision: str
 ) -> None:
-    """Refuse what does not fit.
+    """Refuse a placement that does not fit the engine.
 
     Raises:
-        PlacementRefusedError: naming the layer, slot or expert.
+        PlacementRefusedError: the message names the layer, slot or expert.
     """
     if shape is None:
         raise PlacementRefusedError("the model has no experts")
@@ -50,7 +50,7 @@ def _check_layer(layer: int, row: tuple[int, ...], shape: ExpertShape) -> None:
 
 
 def first_placement(shape: ExpertShape, model_revision: str) -> ExpertPlacement:
-    """Version 0: each expert in the slot of its id, redundant slots filled from expert 0 on."""
+    """Version 0: expert e is in slot e; redundant slots are filled from expert 0 on."""
     row = tuple(slot % shape.num_experts for slot in range(shape.num_slots))
     return ExpertPlacement(0, (row,) * shape.num_layers, model_revision)
 
@@ -58,7 +58,7 @@ def first_placement(shape: ExpertShape, model_revision: str) -> ExpertPlacement:
 def rank_experts(
     placement: ExpertPlacement, shape: ExpertShape, rank: int
 ) -> tuple[tuple[int, ...], ...]:
-    """[layers][local slots] the logical experts in a rank's slots."""
+    """The logical experts in a rank's slots, [layers][local slots]."""
     each = shape.num_slots // shape.num_ranks
     own = slice(rank * each, (rank + 1) * each)
     return tuple(row[own] for row in placement.phy2log)
@@ -67,7 +67,7 @@ def rank_experts(
 def missing_experts(
     old: ExpertPlacement, new: ExpertPlacement, shape: ExpertShape, rank: int
 ) -> tuple[tuple[int, int], ...]:
-    """(layer, expert) that a rank holds under the new map and not under the old, in order."""
+    """Pairs (layer, expert) that a rank holds under `new` and not under `old`, in order."""
     layers = zip(rank_experts(old, shape, rank), rank_experts(new, shape, rank), strict=True)
     return tuple(
         (layer, expert)

@@ -1,18 +1,18 @@
-"""How `kv_memory` is written: a fraction of what is free (0.9) or a size (2GiB)."""
+"""Parses `kv_memory`: a fraction of the free memory (0.9) or a size (2GiB)."""
 
 import re
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB|TiB)?", re.ASCII)
-_MOST = 2**50
-"""More than any machine has: a slip of the unit."""
+_MAX_BYTES = 2**50
+"""More than any machine has: such a size has a wrong unit."""
 
 
 def parse_size(text: str) -> float | int:
-    """A fraction of 0 to 1 as a float, or bytes as an int.
+    """A fraction from 0 to 1 as a float, or bytes as an int.
 
     Raises:
-        ValueError: it is neither; the message says what is expected.
+        ValueError: the text is neither; the message names the expected form.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -24,13 +24,13 @@ def parse_size(text: str) -> float | int:
         if "." in match[1]:
             raise ValueError("expected a fraction of at most 1, or a size with its unit (2GiB)")
     size = number * _UNITS[unit or ""]
-    if size > _MOST:
-        raise ValueError(f"expected at most {_MOST // 2**40}TiB")
+    if size > _MAX_BYTES:
+        raise ValueError(f"expected at most {_MAX_BYTES // 2**40}TiB")
     return int(size)
 
 
 def bad_size(text: str) -> str | None:
-    """What is wrong with a text, for `setting(check=…)`."""
+    """What is wrong with a text, or None; for `setting(check=…)`."""
     try:
         parse_size(text)
     except ValueError as error:

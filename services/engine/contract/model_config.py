@@ -1,22 +1,22 @@
-"""Shape of a model, as read from config.json or GGUF metadata; checked once, frozen."""
+"""`ModelConfig`: the shape of a model, read from config.json or GGUF metadata and checked."""
 
 from dataclasses import dataclass
 
 
 class ModelFileError(ValueError):
-    """Files of a model that cannot be read or served; the message says what is wrong with which."""
+    """A model's files cannot be read or served; the message names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
-    """All rotary frequencies divided by one factor (Chen et al. 2023)."""
+    """All rotary frequencies are divided by one factor (Chen et al. 2023)."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Rope:
-    """Llama 3's long-context stretch of the rotary frequencies."""
+    """Llama 3's long-context scaling of the rotary frequencies."""
 
     factor: float
     low_freq_factor: float
@@ -26,23 +26,23 @@ class Llama3Rope:
 
 @dataclass(frozen=True, slots=True)
 class YarnRope:
-    """YaRN (Peng et al. 2023): fast pairs kept, slow ones stretched, a ramp between."""
+    """YaRN (Peng et al. 2023): fast pairs are kept, slow pairs scaled, with a ramp in between."""
 
     factor: float
     original_max_position: int
     beta_fast: float = 32.0
-    """Turns within the original length from which a pair is kept."""
+    """Pairs with at least this many rotations within the original length are kept."""
     beta_slow: float = 1.0
-    """Turns up to which a pair is stretched in full."""
+    """Pairs with at most this many rotations are scaled in full."""
     attention_factor: float = 1.0
-    """Multiplies cosine and sine, and with them each score by its square."""
+    """Multiplies cosine and sine, and so each attention score by its square."""
     truncate: bool = True
-    """The ramp begins and ends at whole pairs."""
+    """Whether the ramp begins and ends at whole pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FactorsRope:
-    """A divisor for each pair's frequency, as GGUF files carry it (`rope_freqs.weight`)."""
+    """One divisor per pair's frequency, as in GGUF files (`rope_freqs.weight`)."""
 
     factors: tuple[float, ...]
 
@@ -52,23 +52,25 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """Experts of a model: the same number and size in every layer that has any."""
+    """The experts of a model: the same number and size in every layer that has experts."""
 
     num_experts: int
     top_k: int
-    """Experts that each row is sent to."""
+    """Experts per row."""
     intermediate_size: int
-    """Of one expert."""
+    """Size of one expert."""
     norm_topk_prob: bool
-    """The chosen experts' weights are scaled to a sum of 1."""
+    """Whether the weights of the chosen experts are scaled to a sum of 1."""
     layers: tuple[int, ...]
     """Indices of the layers with experts, ascending; the others are dense."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts:
-            raise ModelFileError(f"{self.top_k} of {self.num_experts} experts cannot be chosen")
+            raise ModelFileError(
+                f"top_k is {self.top_k}, it must be 1 to {self.num_experts}, the number of experts"
+            )
         if not self.layers:
-            raise ModelFileError("no layer has experts: model_type should be a dense one")
+            raise ModelFileError("no layer has experts: model_type should name a dense model")
 
 
 _COUNTS = (
@@ -85,7 +87,11 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family. Sizes are counts of elements."""
+    """A decoder of the Llama family. Sizes are numbers of elements.
+
+    Raises:
+        ModelFileError: the sizes do not fit together.
+    """
 
     architecture: str
     vocab_size: int
@@ -103,12 +109,12 @@ class ModelConfig:
     moe: MoeConfig | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    """Of the attention's output."""
+    """Bias of the attention's output projection."""
     mlp_bias: bool = False
     sliding_window: int = 0
-    """Positions that a row of a sliding layer sees, itself included; 0: no layer slides."""
+    """Positions that a row of a sliding layer attends to, itself included; 0 if none slides."""
     sliding_layers: tuple[int, ...] = ()
-    """Indices of the layers whose rows see the window alone, ascending."""
+    """Indices of the layers with the sliding window, ascending."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -116,14 +122,15 @@ class ModelConfig:
                 raise ModelFileError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ModelFileError(
-                f"{self.num_heads} query heads cannot share {self.num_kv_heads} key heads evenly"
+                f"num_heads is {self.num_heads}, it must be a multiple of num_kv_heads "
+                f"({self.num_kv_heads})"
             )
         if self.head_dim % 2:
-            raise ModelFileError(f"head size {self.head_dim} is odd: it cannot be rotated")
+            raise ModelFileError(
+                f"head_dim is {self.head_dim}, it must be even for rotary embeddings"
+            )
         if self.sliding_layers and self.sliding_window < 1:
-            raise ModelFileError(f"sliding_window is {self.sliding_window}, but layers use it")
-
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one key and value head."""
-        return self.num_heads // self.num_kv_heads
+            raise ModelFileError(
+                f"sliding_window is {self.sliding_window}, it must be at least 1 because "
+                f"{len(self.sliding_layers)} layers use it"
+            )

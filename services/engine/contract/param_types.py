@@ -1,6 +1,7 @@
-"""Which Python types the fields of `SamplingParams` take, and the one form each is kept in.
+"""Checks the Python types of `SamplingParams`' fields and converts each to one form.
 
-Numbers of NumPy count as numbers; bools never do. A text where texts are listed is one of them.
+NumPy numbers are accepted as numbers; bools are not. A single string counts as a list of one. Each
+function takes the field's path in the proto and raises InvalidArgumentError, naming it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,11 +11,7 @@ from services.common.errors import InvalidArgumentError
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False.
-
-    Raises:
-        InvalidArgumentError: it is neither; so do the others here.
-    """
+    """True or False."""
     if value is True or value is False:
         return value
     raise _wrong(name, "True or False", value)
@@ -30,7 +27,7 @@ def number(name: str, value: object) -> float:
 
 
 def integer(name: str, value: object) -> int:
-    """A whole number of an integer type."""
+    """A number of an integer type."""
     if type(value) is int:
         return value
     if isinstance(value, Integral) and not isinstance(value, bool):
@@ -39,7 +36,7 @@ def integer(name: str, value: object) -> int:
 
 
 def token_ids(name: str, value: object) -> tuple[int, ...]:
-    """Integers, from anything that lists them."""
+    """Integers, from any iterable."""
     ids = _listed(name, "a list of token ids", value)
     if set(map(type, ids)) <= {int}:
         return ids  # type: ignore[return-value]
@@ -47,16 +44,16 @@ def token_ids(name: str, value: object) -> tuple[int, ...]:
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """Texts; a single one counts as a list of it."""
-    listed = (value,) if isinstance(value, str) else _listed(name, "a list of texts", value)
+    """Strings; a single one becomes a list."""
+    listed = (value,) if isinstance(value, str) else _listed(name, "a list of strings", value)
     for index, each in enumerate(listed):
         if not isinstance(each, str):
-            raise _wrong(f"{name}[{index}]", "a text", each)
+            raise _wrong(f"{name}[{index}]", "a string", each)
     return listed  # type: ignore[return-value]
 
 
 def biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    """Pairs of token id and bias, sorted by id; from a mapping too."""
+    """Pairs of token id and bias, sorted by id; from pairs or a mapping."""
     if isinstance(value, Mapping):
         value = value.items()
     pairs = []

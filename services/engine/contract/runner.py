@@ -1,9 +1,9 @@
-"""The seam between orchestration and tensors: what a worker asks of a model runner.
+"""`Runner`: the interface between scheduling and tensors, and the records that cross it.
 
 `ModelRunner` (torch) and `SimulatedRunner` (arithmetic, for load simulation) implement it.
-All methods but `describe` run on the worker's one thread, which plays the part of a device stream:
-calls run in the order in which they were handed over. Records of which a round makes hundreds are
-msgspec structs: one is made in a fraction of a frozen dataclass's time.
+All methods but `describe` and `check` run on the worker's one thread, which plays the part of a
+device stream: calls run in the order in which they were submitted. Records that a round creates by
+the hundred are msgspec structs, which take a fraction of a frozen dataclass's time to create.
 """
 
 from collections.abc import Sequence
@@ -16,26 +16,26 @@ from services.engine.contract.sampling_params import SamplingParams
 
 
 class SequenceMetadata(msgspec.Struct, frozen=True):
-    """One sequence's part in one round; frozen, made by the scheduler."""
+    """One sequence's part in one round; made by the scheduler."""
 
     seq_id: int
     start: int
-    """Positions already computed: this round computes start .. start + len(token_ids) - 1."""
+    """Positions already computed: this round computes start to start + len(token_ids) - 1."""
     token_ids: tuple[int, ...]
-    """Input ids of this round. The last is ignored if `prev_row` is set."""
+    """Input ids of this round. The last one is ignored if `prev_row` is set."""
     prev_row: int | None
-    """Row of the previous round's SamplerOutput whose token is the last input of this one: it was
-    not known on the host when the round was scheduled."""
+    """Row of the previous round's SamplerOutput whose token is the last input of this round: the
+    token was not known when the round was planned."""
     block_table: tuple[int, ...]
     sample: bool
-    """False for all chunks of a prompt but the last."""
+    """Whether a token is sampled: not for the chunks of a prompt before the last."""
     prompt_logprobs_from: int | None = None
-    """First position of this round whose prediction of the next prompt token is wanted."""
+    """First position of this round whose prediction of the next prompt token is requested."""
     next_prompt_token: int | None = None
-    """With prompt_logprobs_from: the prompt token after this round's last position; None if the
-    prompt ends there. Without it the last position of a chunk would have nothing to predict."""
+    """With prompt_logprobs_from: the prompt token after this round's last position, which that
+    position predicts; None if the prompt ends there."""
     num_prompt_top_logprobs: int = 0
-    """With prompt_logprobs_from: likeliest alternatives to report per position."""
+    """With prompt_logprobs_from: number of likeliest alternatives to return per position."""
 
     @property
     def seqlen_q(self) -> int:
@@ -44,31 +44,34 @@ class SequenceMetadata(msgspec.Struct, frozen=True):
 
     @property
     def seqlen_k(self) -> int:
-        """Positions attended to by the last of them."""
+        """Positions that the last of them attends to."""
         return self.start + len(self.token_ids)
 
 
 class SamplingRow(msgspec.Struct, frozen=True):
-    """What the sampler needs of one sequence that draws a token this round.
+    """What the sampler needs of one sequence that samples a token in this round.
 
-    Made after the previous round's tokens are known, so history and mask are exact.
+    Made once the previous round's tokens are known, so history and mask are exact.
     """
 
     params: SamplingParams
     seed: int
     choice: int
     position: int
-    """Absolute position of the token to be drawn: the noise depends on it alone."""
+    """Absolute position of the token; with seed and choice it determines the noise."""
     prompt_token_ids: tuple[int, ...] = ()
     output_token_ids: tuple[int, ...] = ()
-    """Filled only if a penalty is on."""
+    """Set only if a penalty is on, like the prompt."""
     forbid_token_ids: tuple[int, ...] = ()
-    """End tokens while fewer than min_tokens are out."""
+    """Tokens that may not be sampled: end and stop tokens while fewer than min_tokens are
+    generated, and those that a constrained text may not contain."""
     token_mask: object | None = None
-    """int32 words of a grammar's allowed ids, one bit each, or None."""
+    """The grammar's allowed ids as int32 words, one bit per id; None allows all."""
 
 
 class SampledToken(msgspec.Struct, frozen=True):
+    """A token with its log probability and its likeliest alternatives, if requested."""
+
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
@@ -76,16 +79,14 @@ class SampledToken(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """Tokens of one round, one per sequence with `sample`, in the round's order.
-
-    `device_tokens` is the runner's own, handed back as `previous` for the next round's inputs.
-    """
+    """Tokens of one round, one per sequence with `sample`, in the order of the batch."""
 
     step: int
     tokens: tuple[SampledToken, ...]
     device_tokens: object | None = None
+    """Private to the runner, which gets it back as `previous` for the next round's inputs."""
     prompt_logprobs: tuple[tuple[int, tuple[SampledToken, ...]], ...] = ()
-    """Pairs of seq_id and the entries of the prompt positions asked for in this round."""
+    """Pairs of seq_id and the entries of the prompt positions requested in this round."""
     nan_rows: tuple[int, ...] = ()
     """Rows whose logits were not finite: their requests end with DATA_LOSS."""
     empty_rows: tuple[int, ...] = ()
@@ -94,21 +95,21 @@ class SamplerOutput:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """What a placement must fit; decided at load."""
+    """The experts, slots and ranks that a placement must fit; fixed at load."""
 
     num_layers: int
     """Layers with experts; dense layers are not counted."""
     num_experts: int
     """Logical experts of each such layer."""
     num_slots: int
-    """Physical slots of each such layer, all ranks together: experts plus redundant ones."""
+    """Physical slots of each such layer on all ranks: one per expert plus the redundant ones."""
     num_ranks: int
-    """Rank r owns the slots r * num_slots / num_ranks and following."""
+    """Rank r owns num_slots / num_ranks slots, from r * num_slots / num_ranks on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlacement:
-    """A map of experts; version 0 is the one that a runner starts with."""
+    """Which expert is in which slot. A runner starts with version 0."""
 
     version: int
     phy2log: tuple[tuple[int, ...], ...]
@@ -117,20 +118,20 @@ class ExpertPlacement:
 
 
 class PlacementRefusedError(ValueError):
-    """A placement that does not fit; the message says what of it."""
+    """A placement does not fit; the message gives the reason."""
 
 
 class RunnerFailedError(RuntimeError):
-    """A part of the runner is gone for good (a rank died); the message says which."""
+    """A part of the runner, e.g. a rank, has failed for good; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """What the model is; decided at load, never changed."""
+    """Facts of the model, fixed at load."""
 
     model: str
     model_revision: str
-    """Digest over the weights."""
+    """Digest of the weights."""
     numerics_id: str
     kv_layout: str
     vocab_size: int
@@ -150,56 +151,56 @@ class Runner(Protocol):
         """Facts fixed at load."""
 
     def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """Bytes that blocks may take after the largest round's own needs; runs such a round."""
+        """Bytes left for blocks beside the largest round, which it runs to measure them."""
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the block tensors. Block 0 is the target of padding and never handed out."""
+        """Allocate the block tensors. Block 0 is the target of padding and in no block table."""
 
     def execute_main_model(
         self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
     ) -> object:
-        """Forward of one round; writes keys and values of every position it computes.
+        """Run the forward of one round; writes keys and values of every position of the batch.
 
-        Returns what `execute_sample` of the same round needs (hidden states of sampled rows).
+        Returns what `execute_sample` of the same round needs: the hidden states of sampled rows.
         """
 
     def execute_sample(
         self, step: int, hidden: object, rows: Sequence[SamplingRow]
     ) -> SamplerOutput:
-        """Draw one token per row; rows are the batch's sampled sequences in order."""
+        """Sample one token per row; the rows are the batch's sampled sequences, in order."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, target), for copy-on-write."""
+        """Copy whole blocks for copy-on-write; pairs are (source, target)."""
 
     @property
     def placement_version(self) -> int:
-        """Of the map of experts in use; 0 is the first one, and a dense model's only one."""
+        """Version of the placement in use; always 0 for a dense model."""
 
     def prepare_placement(self, placement: ExpertPlacement) -> bool:
-        """Bring a little more of what a placement needs into memory of its own.
+        """Load the next part of the weights that a placement needs.
 
-        Call between rounds until it returns True; another version begins anew. Nothing that a
-        round reads changes.
+        Call it between rounds until it returns True. Another version starts from the beginning.
+        Nothing that a round reads changes.
 
         Raises:
-            PlacementRefusedError: it does not fit; nothing is kept of it.
+            PlacementRefusedError: the placement does not fit; nothing of it is kept.
         """
 
     def apply_placement(self, version: int) -> None:
-        """Use the map that was prepared under this version, on all ranks from the next round on.
+        """Use the prepared placement of this version, on all ranks from the next round on.
 
         Raises:
             PlacementRefusedError: it is not prepared.
         """
 
     def expert_loads(self) -> tuple[tuple[int, ...], ...] | None:
-        """[layers, logical experts] tokens of the last rounds; None for a dense model."""
+        """Tokens over the last rounds, [layers, logical experts]; None for a dense model."""
 
     def check(self) -> None:
-        """Look whether all parts of the runner live.
+        """Check that all parts of the runner are alive.
 
         Raises:
-            RunnerFailedError: one does not.
+            RunnerFailedError: one is not.
         """
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ def test_text_assets_need_no_torch(tmp_path: Path) -> None:
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
-        ({"num_key_value_heads": 4}, "cannot share"),
+        ({"num_key_value_heads": 4}, "must be a multiple of num_kv_heads"),
         ({"vocab_size": 300}, "shape"),
         ({"num_hidden_layers": 1}, "do not belong to this architecture"),
         ({"num_hidden_layers": 3}, "missing"),

@@ -139,7 +139,7 @@ def test_sparse_step_names_the_same_layers_as_a_list_of_dense_ones(folders: dict
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"num_experts_per_tok": 9}, "9 of 8 experts cannot be chosen"),
+        ({"num_experts_per_tok": 9}, "top_k is 9, it must be 1 to 8"),
         ({"mlp_only_layers": [0, 1]}, "no layer has experts"),
         ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window must be at least 1"),
         ({"attention_bias": True}, "q_proj.bias' is missing"),
