@@ -1,5 +1,6 @@
 """Every file and folder that README, CONTRIBUTING and docs/ name exists."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -56,3 +57,16 @@ def test_a_path_that_does_not_exist_is_found():
         "services/engine/no_such.py",
         "no_such/",
     }
+
+
+HEADS = sorted(
+    path for name in ("services", "kernels") for path in (ROOT / name).rglob("__init__.py")
+)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: str(head.parent.relative_to(ROOT)))
+def test_every_file_that_a_package_head_names_exists(head):
+    docstring = ast.get_docstring(ast.parse(head.read_text())) or ""
+    named = set(re.findall(r"(?<![\w*.])\w[\w/]*\.(?:py|lua)\b", docstring))
+    missing = [name for name in named if not (head.parent / name).is_file() and not exists(name)]
+    assert sorted(missing) == []

@@ -1,4 +1,4 @@
-"""Token ids → text for clients: pure functions of the tokens, so a resumed stream gets the same text.
+"""Token ids → text. Pure functions of the tokens, so a resumed stream gets the same text.
 
 choice_stream.py    one choice: text, stop strings, log probabilities
 detokenizer.py      bytes are held back until their character is complete
