@@ -7,5 +7,4 @@ in_flight.py        one slot per running request; drains the gateway
 admission.py        from a public request to an EngineRequest
 reroute.py          another revision, if the chosen one has no engine left
 joining.py          merges deltas that arrive at the same time
-collect.py          a whole stream as one answer
 """
