@@ -74,7 +74,7 @@ EXPOSE 50051 8080 9090
 ENTRYPOINT ["python", "-m", "services.gateway"]
 
 # ---- engines ----
-# torch on Linux x86-64 is the CUDA build unless told otherwise; uv knows where the CPU build is.
+# pip installs the CUDA build of torch on Linux x86-64; uv finds the CPU build.
 # TORCH_INSTALL=pip takes what pip finds instead (a mirror with a CPU wheel, another platform).
 FROM builder AS engine-cpu-deps
 ARG TORCH_INSTALL=uv

@@ -4,7 +4,7 @@
 
 Redis, the service and this client are three processes. Requests are sent at fixed times whether or
 not earlier ones have returned, so waiting counts. `hot`: every engine holds the whole prompt;
-`mixed`: engine i holds the first (i+1)/engines of it; `cold`: nobody holds any.
+`mixed`: engine i holds the first (i+1)/engines of it; `cold`: no engine holds any.
 
     python -m benchmarks.bench_match --index-blocks 10000000
 
@@ -34,8 +34,7 @@ from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
 from inferfleet_proto.internal.v1 import prefix_index_pb2_grpc
 from services.kvcache.events import HISTORY, Batch, Operation
 from services.kvcache.index import PrefixIndex, Status
-from services.kvcache.link import StoreSettings
-from services.kvcache.store import Store
+from services.kvcache.redis_settings import RedisSettings
 
 READY_S = 30
 BYTES_BLOCKS = 50_000
@@ -117,9 +116,10 @@ def _cases(blocks: int, engines: int) -> dict[str, Callable[[int], int]]:
 async def _fill(args: argparse.Namespace, server: RedisProcess, client: redis.Redis) -> dict:
     """Other blocks, spread over the engines as owners; written without a service in between."""
     before, began = client.info("memory")["used_memory"], time.monotonic()
-    store = Store(StoreSettings(server.url))
-    await store.start()
-    index = PrefixIndex(store, entry_ttl_s=86_400, max_entries=args.index_blocks + 1)
+    index = PrefixIndex(
+        RedisSettings(server.url), entry_ttl_s=86_400, max_entries=args.index_blocks + 1
+    )
+    await index.start()
     for written in range(0, args.index_blocks, FILL):
         engine, sequence = written // FILL % args.engines, written // FILL // args.engines + 1
         event = Operation("S", HISTORY, os.urandom(16 * min(FILL, args.index_blocks - written)))
@@ -127,7 +127,7 @@ async def _fill(args: argparse.Namespace, server: RedisProcess, client: redis.Re
         assert applied.status is Status.APPLIED, applied
         if written % (FILL * 100) == 0:
             print(f"\r{written:,} blocks", end="", file=sys.stderr)
-    await store.close()
+    await index.close()
     memory = client.info("memory")
     return {
         "other_blocks": args.index_blocks,

@@ -45,10 +45,10 @@ TENANTS = ("flood", "flood", "flood", "calm", "quiet")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is served and asked."""
+    """The simulated engines and the load."""
 
     engines: int = 2
-    seats: int = 8
+    slots: int = 8
     service_s: float = 1.0
     """Of one request, once it runs; the median, if they differ."""
     spread: float = 0.0
@@ -62,7 +62,7 @@ class Plan:
     @property
     def capacity(self) -> float:
         """Requests a second."""
-        return self.engines * self.seats / (self.service_s * exp(self.spread**2 / 2))
+        return self.engines * self.slots / (self.service_s * exp(self.spread**2 / 2))
 
     @property
     def warm_s(self) -> float:
@@ -77,47 +77,48 @@ class Outcome:
     number: int
     """Of the round."""
     load: float
-    asked: int
+    sent: int
+    """Requests."""
     good: int
     """Answered to the end before the deadline."""
     goodput: float
     """Of those a second, from `warm_s` to the last arrival."""
     ends: dict[str, int]
     by_tenant: dict[str, tuple[int, int]]
-    """Answered in time and asked."""
+    """(answered in time, sent) by tenant."""
     without_hint: int
     """Refused for want of room without a RetryInfo."""
     started: int
     """Requests that an engine began."""
     expired_at_engine: int
-    """Not begun: the deadline passed while they waited for a seat at the engine."""
+    """Not begun: the deadline passed while they waited for a slot at the engine."""
     seconds: float
 
 
-class SeatedEngine(FakeEngine):
-    """Runs `seats` requests at once, each for `service_s`; the others wait."""
+class SlotEngine(FakeEngine):
+    """Runs `slots` requests at once, each for `service_s`; the others wait."""
 
     def __init__(self, engine_id: str, plan: Plan) -> None:
-        super().__init__(engine_id, max_num_seqs=plan.seats)
+        super().__init__(engine_id, max_num_seqs=plan.slots)
         self._plan = plan
-        self._seats = asyncio.Semaphore(plan.seats)
+        self._slots = asyncio.Semaphore(plan.slots)
         self._rng = Random(plan.seed)
         self.waiting = 0
         self.started = 0
         self.expired = 0
 
     async def Run(self, request: engine_pb2.EngineRequest, context: Any) -> AsyncIterator[Any]:
-        """Wait for a seat, then stream at a steady pace."""
+        """Wait for a slot, then stream at a steady pace."""
         self.waiting += 1
-        self._tell()
+        self._report_load()
         try:
-            await self._seats.acquire()
+            await self._slots.acquire()
         finally:
             self.waiting -= 1
         left_s = context.time_remaining()
         if left_s is not None and left_s <= 0:
             self.expired += 1
-            self._seats.release()
+            self._slots.release()
             return
         self.running += 1
         self.started += 1
@@ -129,10 +130,10 @@ class SeatedEngine(FakeEngine):
                 await asyncio.sleep(service_s / len(messages))
         finally:
             self.running -= 1
-            self._seats.release()
-            self._tell()
+            self._slots.release()
+            self._report_load()
 
-    def _tell(self) -> None:
+    def _report_load(self) -> None:
         self.load.waiting_requests = self.waiting
         self.load.running_requests = self.running
         self.report_now()
@@ -141,7 +142,7 @@ class SeatedEngine(FakeEngine):
 async def measure(plan: Plan, loads: Sequence[float]) -> list[Outcome]:
     """All loads in turn, so many rounds, on one balancer that is never restarted."""
     keys = FakeRegistry()
-    engines = [SeatedEngine(f"engine-{number}", plan) for number in range(plan.engines)]
+    engines = [SlotEngine(f"engine-{number}", plan) for number in range(plan.engines)]
     quiet = Telemetry(TracerProvider(shutdown_on_exit=False))
     config = BalancerConfig(engine_headroom=2, queue_size=256, log_level="error")
     service = BalancerService(config, quiet, keys)
@@ -173,7 +174,7 @@ async def _all_serve(service: BalancerService, count: int) -> None:
 
 
 async def _load(
-    plan: Plan, number: int, load: float, stub: Any, engines: Sequence[SeatedEngine]
+    plan: Plan, number: int, load: float, stub: Any, engines: Sequence[SlotEngine]
 ) -> Outcome:
     before = sum(e.started for e in engines), sum(e.expired for e in engines)
     rng = Random(plan.seed + number)
@@ -186,7 +187,7 @@ async def _load(
         calls.append(asyncio.create_task(_call(stub, name, tenant, plan.deadline_s)))
         at += rng.expovariate(plan.capacity * load)
     ends = await asyncio.gather(*calls)
-    asked = Counter(answer.tenant for answer in ends)
+    sent = Counter(answer.tenant for answer in ends)
     answered = [answer for answer in ends if answer.end == "OK"]
     good = Counter(answer.tenant for answer in answered)
     seconds = time.monotonic() - began
@@ -194,11 +195,11 @@ async def _load(
     return Outcome(
         number=number,
         load=load,
-        asked=len(ends),
+        sent=len(ends),
         good=good.total(),
         goodput=round(len(counted) / (plan.seconds - plan.warm_s), 2),
         ends=dict(Counter(answer.end for answer in ends)),
-        by_tenant={tenant: (good[tenant], asked[tenant]) for tenant in sorted(asked)},
+        by_tenant={tenant: (good[tenant], sent[tenant]) for tenant in sorted(sent)},
         without_hint=sum(a.end == "RESOURCE_EXHAUSTED" and not a.hint for a in ends),
         started=sum(e.started for e in engines) - before[0],
         expired_at_engine=sum(e.expired for e in engines) - before[1],
@@ -207,15 +208,15 @@ async def _load(
 
 
 class Answer(NamedTuple):
-    """What a caller got."""
+    """How one request ended."""
 
     tenant: str
     end: str
-    """OK or the status's name."""
+    """"OK" or the name of the status."""
     hint: bool
-    """Whether it said when to try again."""
+    """Whether the error had a retry hint."""
     at: float
-    """By time.monotonic()."""
+    """Time of the end, of time.monotonic()."""
 
 
 async def _call(stub: Any, name: str, tenant: str, deadline_s: float) -> Answer:
@@ -232,8 +233,8 @@ async def _call(stub: Any, name: str, tenant: str, deadline_s: float) -> Answer:
         async for _ in stub.Run(request, timeout=deadline_s):
             pass
     except grpc.RpcError as error:
-        told = errors.error_of(error)
-        return Answer(tenant, told.code.name, bool(told.retry_after_s), time.monotonic())
+        failure = errors.error_of(error)
+        return Answer(tenant, failure.code.name, bool(failure.retry_after_s), time.monotonic())
     return Answer(tenant, "OK", False, time.monotonic())
 
 

@@ -4,8 +4,8 @@
         --output benchmarks/results
 
 Each has the machine to itself while it is measured, by the one client of bench_serve with the same
-prompts: 128 tokens in, 128 out. Servers without a path are left out. How peers are made is said in
-benchmarks/README.md.
+prompts: 128 tokens in, 128 out. Servers without a path are left out. benchmarks/README.md says how
+to install the peers.
 """
 
 import argparse

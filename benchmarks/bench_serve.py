@@ -217,7 +217,7 @@ def table(levels: list[Level]) -> str:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """All levels, a table, and a file if asked for; 1 if a request failed."""
+    """All levels, a table, and a file on request; 1 if a request failed."""
     model = options.model or None
     target: Target = (
         HttpTarget(options.http, model) if options.http else GrpcTarget(options.address, model)

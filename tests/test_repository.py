@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 MADE_BY_TOOLS = re.compile(r"_pb2(_grpc)?\.pyi?$|\.lock$|package-lock\.json$|^LICENSE$")
 PROSE_AND_CODE = {".py", ".md", ".proto", ".toml", ".yaml", ".yml", ".tpl", ".sh", ".js", ".go", ""}
-# A checkout must build behind any mirror, and names nobody's machine.
+# A checkout must build behind any mirror, and must not name a machine.
 # (Each pattern is spelt so that it does not find itself.)
 LEAKS = re.compile(
     r"pyp[i]\.org|pythonhoste[d]|npmj[s]\.|download\.pytorc[h]|/opt/(wheel[s]|pyp[i])"
@@ -130,8 +130,8 @@ def test_every_locked_package_has_its_digests(name):
 def test_the_locks_hold_every_dependency_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    asked = [line for group in groups for line in group]
-    names = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in asked}
+    wanted = [line for group in groups for line in group]
+    names = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in wanted}
     locks = "".join((ROOT / "requirements" / f"{n}.lock").read_text() for n in ("cuda", "dev"))
     locked = set(re.findall(r"^([a-z0-9.-]+)==", locks, re.MULTILINE))
     assert names - locked - {"inferfleet"} == set(), "run: make lock"

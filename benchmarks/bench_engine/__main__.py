@@ -39,7 +39,7 @@ Rates = dict[str, dict[str, list[float]]]
 
 @contextlib.contextmanager
 def started(options: argparse.Namespace) -> Iterator[list[Side]]:
-    """All sides that were asked for, ready; ended in the end."""
+    """Start all requested sides; end them on exit."""
     with contextlib.ExitStack() as stack:
         folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides: list[Side] = []
@@ -136,7 +136,7 @@ def table(best: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _shown(argument: str) -> str:
-    """A path as its last part: where peers lie is nobody's business."""
+    """The last part of a path: records do not name folders of the machine."""
     return f"…/{Path(argument).name}" if argument.startswith("/") else argument
 
 

@@ -25,7 +25,7 @@ def main() -> None:
             params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, seed=0)
             outputs = llm.generate(prompts, params)
             if any(len(output.choices[0].token_ids) != length for output in outputs):
-                raise RuntimeError("an answer is shorter than was asked for")
+                raise RuntimeError("an answer is shorter than requested")
 
         answer({"torch": version("torch")}, through_generate(generate))
 

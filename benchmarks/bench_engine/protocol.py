@@ -1,7 +1,7 @@
 """What a side of the comparison answers, over lines of JSON: how long a case took.
 
 Standard library alone: it also runs under a peer's own Python. A side is a process, so that each
-has its own number of threads and its memory can be told apart.
+has its own number of threads and its own memory.
 """
 
 import contextlib

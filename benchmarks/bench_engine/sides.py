@@ -39,7 +39,7 @@ class Side(Protocol):
     name: str
     versions: dict[str, str]
     memory: dict[str, int]
-    """Bytes: `rss` when it was last asked, and `peak`."""
+    """Bytes: `rss` at the last reading, and `peak`."""
 
     def measure(self, case: Case, seed: int) -> float:
         """Tokens per second of the case, once."""

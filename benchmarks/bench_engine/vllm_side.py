@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from protocol import answer, through_generate
 
-# Its engine in this process: nothing is lost to a second one, and memory is told in one place.
+# The engine runs in this process, so that no time goes into a second one and memory is read once.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -36,7 +36,7 @@ def main() -> None:
             [{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False
         )
         if any(len(output.outputs[0].token_ids) != length for output in outputs):
-            raise RuntimeError("an answer is shorter than was asked for")
+            raise RuntimeError("an answer is shorter than requested")
 
     answer({"vllm": version("vllm"), "torch": version("torch")}, through_generate(generate))
 

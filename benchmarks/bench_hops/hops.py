@@ -67,8 +67,8 @@ def gateway(engine: str, balancer: str) -> Iterator[Hop]:
         process = subprocess.Popen(tied_to_parent(command), text=True)
         try:
             _wait(ready.exists, process)
-            told = json.loads(ready.read_text())
-            yield Hop("gateway", process, told["address"], told["http_address"])
+            record = json.loads(ready.read_text())
+            yield Hop("gateway", process, record["address"], record["http_address"])
         finally:
             _end(process)
 

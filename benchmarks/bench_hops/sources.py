@@ -19,7 +19,7 @@ from services.common.rpc.carrier import RunMany, wait_sent
 from services.common.text.byte_level import byte_assets
 
 MODEL = "bench"
-# The seed says how fast: whatever is in between passes it on untouched.
+# The seed of a request sets the rate, because every hop forwards it unchanged.
 UNPACED = 0
 WORD, TOKEN = " word", 123
 
@@ -76,9 +76,9 @@ class StreamingEngine(engine_pb2_grpc.EngineServicer):
         await self.many(request_iterator, context)
 
     async def Run(self, request, context):
-        make, asked = inference_pb2.GenerateResponse, request.request
-        rate, tokens = asked.sampling.seed, asked.stop.max_tokens
-        yield make(started=inference_pb2.Started(request_id=asked.request_id))
+        make, inner = inference_pb2.GenerateResponse, request.request
+        rate, tokens = inner.sampling.seed, inner.stop.max_tokens
+        yield make(started=inference_pb2.Started(request_id=inner.request_id))
         async for count in due(tokens, rate):
             yield make(
                 delta=inference_pb2.Delta(
@@ -130,13 +130,13 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         writer.close()
 
 
-async def _stream(writer: asyncio.StreamWriter, asked: dict) -> None:
+async def _stream(writer: asyncio.StreamWriter, body: dict) -> None:
     writer.write(
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     )
     event = {"id": "r", "object": "chat.completion.chunk", "model": MODEL, "created": 1}
-    tokens = asked.get("max_tokens") or asked["max_completion_tokens"]  # routers rename it
-    async for count in due(tokens, int(asked["seed"])):
+    tokens = body.get("max_tokens") or body["max_completion_tokens"]  # routers rename it
+    async for count in due(tokens, int(body["seed"])):
         event["choices"] = [{"index": 0, "delta": {"content": WORD * count}, "finish_reason": None}]
         _chunk(writer, b"data: %s\n\n" % json.dumps(event).encode())
         await writer.drain()

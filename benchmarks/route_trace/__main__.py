@@ -39,7 +39,7 @@ HEADER = (
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.route_trace",
         description=__doc__,

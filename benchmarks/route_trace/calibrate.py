@@ -2,7 +2,7 @@
 
     python -m benchmarks.route_trace.calibrate --json out.json
 
-Starts a fleet (two engines of one thread each, whatever `inferfleet up` serves), measures how fast
+Starts a fleet (two engines of one thread each, with the default model), measures how fast
 they prefill and decode with both busy, replays a generated trace through the gateway with every
 block of 512 tokens made 32 real ones, measures again, then simulates the same requests with the
 mean of the measured rates, 21 times. Prints time to first token, latency and hit rate of both.
@@ -66,7 +66,7 @@ class Speed:
 
     prefill_tokens_per_s: float
     overhead_s: float
-    """Of a request whatever its length."""
+    """Cost of a request that does not depend on its length."""
     decode_base_s: float
     decode_per_seq_s: float
 
@@ -323,7 +323,7 @@ def main() -> None:
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.route_trace.calibrate",
         description=__doc__,

@@ -239,9 +239,11 @@ class Engine:
         self._running.remove(seq)
         for block in reversed(seq.blocks):
             self.blocks.drop(block)
-        asked, first_s = seq.request, self._first_token_s.pop(seq)
+        request, first_s = seq.request, self._first_token_s.pop(seq)
         self.finished.append(
-            Finished(asked.number, self.engine_id, asked.arrival_s, first_s, end_s, seq.hit_tokens)
+            Finished(
+                request.number, self.engine_id, request.arrival_s, first_s, end_s, seq.hit_tokens
+            )
         )
 
 

@@ -97,12 +97,12 @@ class Fleet:
         self._router = Router(policy, self._views, _has_free_slots, cost=cost, rng=Random(seed))
 
     def advance(self, now_s: float) -> None:
-        """Let the engines work until then, and tell the index."""
+        """Let the engines work until `now_s`, and update the index."""
         for engine in self.engines.values():
-            told = len(engine.finished)
+            known = len(engine.finished)
             engine.advance(now_s)
             self.index.feed(engine)
-            for ended in engine.finished[told:]:
+            for ended in engine.finished[known:]:
                 if (release := self._releases.pop(ended.number, None)) is not None:
                     release()
 

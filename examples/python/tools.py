@@ -11,7 +11,7 @@ import sys
 
 import openai
 
-ROOMS = {"kitchen": 21.5, "cellar": 14.0}
+TEMPERATURES = {"kitchen": 21.5, "cellar": 14.0}
 TOOL = {
     "type": "function",
     "function": {
@@ -19,7 +19,7 @@ TOOL = {
         "description": "The temperature of a room, in degrees Celsius.",
         "parameters": {
             "type": "object",
-            "properties": {"room": {"enum": sorted(ROOMS)}},
+            "properties": {"room": {"enum": sorted(TEMPERATURES)}},
             "required": ["room"],
         },
     },
@@ -34,9 +34,9 @@ def main() -> int:
     client = openai.OpenAI(base_url=args.base_url, api_key="not needed")
     messages = [{"role": "user", "content": args.prompt}]
     try:
-        asked = {"model": client.models.list().data[0].id, "tools": [TOOL], "temperature": 0}
+        common = {"model": client.models.list().data[0].id, "tools": [TOOL], "temperature": 0}
         answer = client.chat.completions.create(
-            **asked,
+            **common,
             messages=messages,
             tool_choice="required",
             parallel_tool_calls=False,
@@ -48,10 +48,10 @@ def main() -> int:
             print(f"{call.function.name}({call.function.arguments})")
             room = json.loads(call.function.arguments)["room"]
             messages.append(
-                {"role": "tool", "tool_call_id": call.id, "content": f"{ROOMS[room]} °C"}
+                {"role": "tool", "tool_call_id": call.id, "content": f"{TEMPERATURES[room]} °C"}
             )
         answer = client.chat.completions.create(
-            **asked, messages=messages, tool_choice="none", max_completion_tokens=48
+            **common, messages=messages, tool_choice="none", max_completion_tokens=48
         )
         print(answer.choices[0].message.content)
     except (openai.APIError, IndexError, ValueError) as error:

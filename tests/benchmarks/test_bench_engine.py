@@ -51,14 +51,14 @@ def test_prompts_differ_and_hold_ordinary_ids() -> None:
 def test_decode_counts_what_comes_after_the_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 10.0, 14.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    asked = []
-    measure = through_generate(lambda prompts, length: asked.append((len(prompts), length)))
+    calls = []
+    measure = through_generate(lambda prompts, length: calls.append((len(prompts), length)))
     case = {"case": "decode", "batch": 4, "prompt": 8, "steps": 6, "seed": 0}
     assert measure(case) == (24, 3.0)
-    assert asked == [(4, 1), (4, 7)]
+    assert calls == [(4, 1), (4, 7)]
 
 
-def test_a_side_answers_whatever_its_libraries_print() -> None:
+def test_a_side_answers_although_its_libraries_print() -> None:
     side = ProcessSide("a side", [sys.executable, "-c", _SIDE, str(_FOLDER)], threads=1)
     try:
         assert side.versions == {"it": "1"}

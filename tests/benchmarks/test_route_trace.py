@@ -46,9 +46,9 @@ def test_every_request_ends_once_and_leaves_nothing_behind(policy, small):
     simulated = fleet(policy)
     ended = replay(small, simulated)
     assert [f.number for f in ended] == [r.number for r in small]
-    for asked, got in zip(small, ended, strict=True):
-        assert asked.arrival_s < got.first_token_s <= got.end_s
-        assert got.hit_tokens < asked.input_length
+    for sent, got in zip(small, ended, strict=True):
+        assert sent.arrival_s < got.first_token_s <= got.end_s
+        assert got.hit_tokens < sent.input_length
     for engine in simulated.engines.values():
         engine.blocks.check_integrity({})
         assert engine.occupancy == 0
@@ -57,7 +57,7 @@ def test_every_request_ends_once_and_leaves_nothing_behind(policy, small):
 def test_the_index_says_what_the_engines_hold(small):
     simulated = fleet()
     replay(small, simulated)
-    every = {block for asked in small for block in asked.chain}
+    every = {block for one in small for block in one.chain}
     for block in every:
         holders = {n for n, e in simulated.engines.items() if e.blocks.find(block) is not None}
         assert simulated.index.owners(block) == holders
@@ -162,17 +162,17 @@ def test_reuse_pays_on_a_trace(small):
 
 def test_the_pooled_cache_is_an_lru():
     a, b = [1, 2], [3, 4]
-    asked = [request(n, n, blocks) for n, blocks in enumerate((a, b, a, b))]
+    requests = [request(n, n, blocks) for n, blocks in enumerate((a, b, a, b))]
     total = 4 * (2 * BLOCK_SIZE + 1)
-    assert pooled_hit_rate(asked, 4) == pytest.approx(2 * 2 * BLOCK_SIZE / total)
-    assert pooled_hit_rate(asked, 2) == 0
+    assert pooled_hit_rate(requests, 4) == pytest.approx(2 * 2 * BLOCK_SIZE / total)
+    assert pooled_hit_rate(requests, 2) == 0
 
 
 def test_saturation_is_the_rate_of_a_full_fleet():
     # Alone in an engine: 513 tokens and no decode round.
     rates = Rates(1000.0, 0.1, 0.01)
-    asked = [request(n, 0.0, [n], output=1) for n in range(40)]
-    assert saturation(asked, fleet(engines=2, rates=rates), 4) == pytest.approx(2 / 0.513)
+    requests = [request(n, 0.0, [n], output=1) for n in range(40)]
+    assert saturation(requests, fleet(engines=2, rates=rates), 4) == pytest.approx(2 / 0.513)
 
 
 def test_the_generated_shape():

@@ -1,13 +1,13 @@
-"""Kills, stops, cuts off and drains every part of a real fleet while 32 streams are open.
+"""Injects faults into every part of a real fleet while 32 streams are open.
 
     python -m tests.chaos                                        # everything, about 25 minutes
     python -m tests.chaos --only engine-kill --rounds 20
     python -m tests.chaos --only redis-down,etcd-down --outage 10
 
 Three engines on a tiny random model in `deterministic` mode, two gateways, two balancers, a
-KV-cache service, Redis and etcd, all real processes. Every answer is held to that of the
-undisturbed run, token by token. The exit status is 1 if a request failed, a token was lost, said
-twice or changed, a service reported itself sick, or streams stood still for too long.
+KV-cache service, Redis and etcd, all real processes. Every answer is compared token by token with
+that of the undisturbed run. The exit status is 1 if a request failed, a token was lost, sent twice
+or changed, a service that was not hit reported itself unhealthy, or streams stalled for too long.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.chaos.scenario import Plan, Row
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos",
         description=__doc__,
@@ -60,7 +60,7 @@ async def chaos(args: argparse.Namespace) -> int:
         problems = row.judge(strict_times=not args.slow_machine)
         if problems:
             bad[row.scenario] = problems
-        if args.json:  # after each, so that a run that is broken off has not been for nothing
+        if args.json:  # after each scenario, so that an interrupted run leaves its results
             command = "python -m tests.chaos " + shlex.join(sys.argv[1:])
             args.json.write_text(json.dumps(as_json(rows, command, bad), indent=1) + "\n")
     print("\n" + "\n".join([header(), *(line(row) for row in rows)]))

@@ -1,4 +1,4 @@
-"""Clients that keep streams open against the gateways and hold every answer to the undisturbed one.
+"""Clients that keep streams open at the gateways and compare every answer with the undisturbed one.
 
 A client is what an application is: it sees gateways only. When its own gateway dies it repeats the
 request at another, as any client must; that is counted and must give the same answer.
@@ -38,7 +38,7 @@ class Counts:
     repeated: int = 0
     """Sent again by the client because its gateway was killed."""
     refused: int = 0
-    """RESOURCE_EXHAUSTED with a RetryInfo, asked again after that time."""
+    """RESOURCE_EXHAUSTED with a RetryInfo; repeated after that time."""
     tokens: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -108,7 +108,7 @@ class Clients:
         return True
 
     async def learn(self, cases: Sequence[Case]) -> None:
-        """Ask every case once, undisturbed: what it must give from now on.
+        """Run every case once, undisturbed; its answer is the expected one from now on.
 
         Raises:
             BrokenStreamError, grpc.RpcError: the fleet is not well even without a fault.
@@ -150,7 +150,7 @@ class Clients:
         self._may_repeat.clear()
 
     def release_repeats(self) -> None:
-        """They may ask again."""
+        """Let them repeat."""
         self._may_repeat.set()
 
     async def all_flow_since(self, moment: float, limit_s: float) -> tuple[float, float]:
@@ -197,7 +197,7 @@ class Clients:
             self._judge(case, answer, counts)
         except (grpc.RpcError, BrokenStreamError) as error:
             counts.failed += 1
-            counts.problems.append(f"{case.name}: {_told(error)}")
+            counts.problems.append(f"{case.name}: {_describe(error)}")
         finally:
             stream.ended, stream.heard = True, time.monotonic()
             self.open.discard(stream)
@@ -307,11 +307,11 @@ class _Reader:
 
 
 def _from_fleet(error: grpc.RpcError) -> bool:
-    """Whether the fleet said it, as opposed to a connection that broke."""
+    """Whether the status is from the fleet, and not from a broken connection."""
     return any(key == errors.DETAILS_KEY for key, _ in error.trailing_metadata() or ())
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return f"{type(error).__name__}: {error}"

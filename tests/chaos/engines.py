@@ -126,7 +126,7 @@ async def _until_busy(stage: Stage, name: str) -> None:
 
 
 async def _idle(stage: Stage, row: Row) -> None:
-    """No engine may keep what nobody waits for."""
+    """No engine may keep a request that has no client any more."""
 
     async def idle() -> bool:
         return await stage.fleet.running() == 0
@@ -134,4 +134,4 @@ async def _idle(stage: Stage, row: Row) -> None:
     try:
         row.notes["idle_s"] = round(await stage.fleet.until(idle, "idle engines", 30.0), 2)
     except TimeoutError:
-        row.violations.append("an engine still runs requests that nobody waits for")
+        row.violations.append("an engine still runs requests that have no client")

@@ -110,7 +110,7 @@ class EtcdCluster:
 
     @property
     def keys(self) -> dict[str, str]:
-        """What a service must be told to use it."""
+        """The configuration keys of a service that uses the cluster."""
         return {
             "etcd": ",".join(f"https://{member.address}" for member in self.members),
             "etcd_tls_ca_file": str(self.files.ca),

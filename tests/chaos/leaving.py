@@ -25,7 +25,7 @@ async def clients_leave(stage: Stage) -> list[Row]:
         await asyncio.gather(*(way(stage, n) for way in ways for n in range(_EACH)))
         row.rounds = _EACH * len(ways)
         await stage.heal(row, time.monotonic())
-    # The last of the clients that stayed have ended: whatever runs now, nobody waits for.
+    # The last of the clients that stayed have ended: what still runs now has no client.
     row.notes["idle_s"] = round(await stage.fleet.until(lambda: _free(stage), "free blocks", 30), 2)
 
     # Again, alone: all that the engines have is of clients that are about to leave.

@@ -9,7 +9,7 @@ _CHUNK = 65536
 
 
 class Proxy:
-    """Forwards to `target` until told otherwise."""
+    """Forwards to `target` until `reset` or `silence`."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")

@@ -20,7 +20,7 @@ _COLUMNS = (
     ("dupl.", 6),
     ("missing", 7),
     ("changed", 7),
-    ("carried on", 10),
+    ("resumed", 10),
     ("repeated", 8),
     ("refused", 7),
     ("heal s p50", 10),

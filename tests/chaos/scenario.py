@@ -59,7 +59,7 @@ class Row:
         if self.unhealthy:
             bad.append(f"{self.unhealthy} health checks not SERVING")
         if self.needs_continuations and not counts.continuations:
-            bad.append("nothing was carried on: the fault hit no stream")
+            bad.append("nothing was resumed: the fault hit no stream")
         if not counts.requests:
             bad.append("no request was sent")
         slow = max(self.heal_s, default=0.0)
@@ -126,7 +126,7 @@ class Stage:
         """Wait until all streams that are open move again, and note how long that took.
 
         Args:
-            in_flight_s: what is heard so soon after the fault had been said before it.
+            in_flight_s: messages that arrive within this time were sent before the fault.
         """
         await asyncio.sleep(in_flight_s)
         heal, first = await self.clients.all_flow_since(since + in_flight_s, FLOW_LIMIT_S)

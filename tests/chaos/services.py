@@ -12,7 +12,7 @@ _UNHEARD_S = 19.0
 
 
 async def balancer_kill(stage: Stage) -> list[Row]:
-    """SIGKILL of the balancers in turn: the gateways carry on through the other."""
+    """SIGKILL of the balancers in turn: the gateways resume through the other."""
     row = Row("balancer SIGKILL", needs_continuations=True)
     names = [name for name in stage.fleet.children if name.startswith("balancer")]
     async with stage.under_load(row, watch=lambda name: not name.startswith("balancer")):
@@ -49,7 +49,7 @@ async def gateway_kill(stage: Stage) -> list[Row]:
         address = stage.fleet.addresses[name]
         alone = Row(row.scenario)
         async with stage.under_load(alone, gateway=round_number % 2):
-            # First alone: every stream is this gateway's and nobody repeats, so that all must go.
+            # All streams use this gateway and no client repeats yet, so engines must drop them all.
             stage.clients.hold_repeats()
             stage.clients.may_break = partial(_is, address)
             await stage.flowing(stage.plan.streams // 2)

@@ -1,4 +1,4 @@
-"""Faults of Redis and etcd: away, emptied, slow, stopped, refusing."""
+"""Faults of Redis and etcd: down, emptied, slow, stopped, refusing."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ async def redis_slow(stage: Stage) -> list[Row]:
 
 
 async def redis_password(stage: Stage) -> list[Row]:
-    """Redis suddenly wants a password that nobody has, and later does not."""
+    """Redis suddenly requires a password that no service has, and later does not."""
 
     def refuse() -> None:
         _command(stage, "CONFIG", "SET", "requirepass", "other")
@@ -89,7 +89,7 @@ async def etcd_stop(stage: Stage) -> list[Row]:
 
 
 async def etcd_leader(stage: Stage) -> list[Row]:
-    """Of three members with TLS the leader is killed, twice, then stopped."""
+    """The leader of three members with TLS is killed, twice, then stopped."""
     cluster = stage.cluster
     assert cluster is not None
     row = Row("etcd leader lost, 3 members, TLS")

@@ -87,12 +87,12 @@ def test_a_whole_stream_is_read():
         (Row("r", counts=Counts(requests=1, missing=1)), "1 missing"),
         (Row("r", counts=Counts(requests=1, changed=1)), "1 changed"),
         (Row("r", counts=Counts(requests=1), unhealthy=1), "not SERVING"),
-        (Row("r", counts=Counts(requests=1), needs_continuations=True), "carried on"),
+        (Row("r", counts=Counts(requests=1), needs_continuations=True), "nothing was resumed"),
         (Row("r", counts=Counts(requests=1), heal_s=[3.5]), "3.5 s"),
         (Row("r", counts=Counts(requests=1), violations=["why"]), "why"),
     ],
 )
-def test_every_violation_is_told(row, words):
+def test_every_violation_is_reported(row, words):
     problems = row.judge(strict_times=True)
     assert [words in problem for problem in problems] == [True] * (words is not None)
 
@@ -140,7 +140,7 @@ async def proxied():
     server.close()
 
 
-async def said(proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def echoed(proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = proxy.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"a")
@@ -149,19 +149,19 @@ async def said(proxy: Proxy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def test_a_reset_ends_connections_and_refuses_new_ones_until_healed(proxied):
-    reader, writer = await said(proxied)
+    reader, writer = await echoed(proxied)
     proxied.reset()
     with pytest.raises(ConnectionResetError):
         await reader.readexactly(1)
     writer.close()
     with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-        await said(proxied)
+        await echoed(proxied)
     proxied.heal()
-    (await said(proxied))[1].close()
+    (await echoed(proxied))[1].close()
 
 
 async def test_a_silent_proxy_keeps_connections_and_passes_nothing(proxied):
-    reader, writer = await said(proxied)
+    reader, writer = await echoed(proxied)
     proxied.silence()
     writer.write(b"b")
     with pytest.raises(TimeoutError):

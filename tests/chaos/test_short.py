@@ -31,7 +31,7 @@ async def made(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]
     "name",
     ["engine-kill", "balancer-kill", "gateway-kill", "clients-leave", "redis-stop", "etcd-stop"],
 )
-async def test_no_request_fails_and_no_token_is_lost_said_twice_or_changed(made: Stage, name: str):
+async def test_no_request_fails_and_no_token_is_lost_sent_twice_or_changed(made: Stage, name: str):
     for row in await SCENARIOS[name](made):
         assert row.judge(strict_times=False) == []
         assert row.counts.requests >= PLAN.streams

@@ -1,4 +1,4 @@
-"""What is asked of the fleet: 16 kinds of request whose answers must never depend on a fault."""
+"""The requests of the clients; their answers must never depend on a fault."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ def _case(number: int, tokens: int) -> Case:
 
 
 def _prompt(number: int, length: int) -> tuple[int, ...]:
-    """Ids from a hash, so that every run asks the same."""
+    """Ids from a hash, so that every run sends the same."""
     out: list[int] = []
     while len(out) < length:
         digest = hashlib.sha256(f"{number}/{len(out)}".encode()).digest()
@@ -92,7 +92,7 @@ def _prompt(number: int, length: int) -> tuple[int, ...]:
 
 @dataclass
 class Answer:
-    """What one stream gave, whatever its cuts."""
+    """What one stream gave, over all its interruptions."""
 
     tokens: dict[int, list[int]]
     text: dict[int, str]

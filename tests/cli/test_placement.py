@@ -19,6 +19,7 @@ from services.engine.eplb.placement_map import (
     encode,
 )
 from services.engine.eplb.placement_store import ROOT, GroupKeys
+from tests.doubles.etcd_keys import delete_prefix
 
 pytestmark = pytest.mark.services
 MODEL, REVISION, GROUP = "org/moe", "sha256:0123456789abcdef", "org-moe-0123456789ab"
@@ -63,7 +64,7 @@ class Fleet:
         async def forget():
             etcd = Etcd([self.address])
             for prefix in prefixes:
-                await etcd.delete_prefix(prefix)
+                await delete_prefix(etcd, prefix)
             await etcd.close()
 
         asyncio.run(forget())

@@ -55,16 +55,16 @@ class TestAsyncClient:
         called = '{"name": "f", "arguments": {"a": 1}}'
         engine.reply = f"<tool_call>{called}</tool_call>"
         tool = {"name": "f", "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}}
-        asked = {"messages": HI, "tools": [tool], "parallel_tool_calls": False}
-        openai_s = {**asked, "tools": [{"type": "function", "function": tool}]}
+        arguments = {"messages": HI, "tools": [tool], "parallel_tool_calls": False}
+        openai_s = {**arguments, "tools": [{"type": "function", "function": tool}]}
         async with AsyncClient(roomy_gateway.address) as client:
-            for form in (asked, openai_s):
+            for form in (arguments, openai_s):
                 answer = await client.complete(**form, tool_choice="f")
                 (call,) = answer.choices[0].tool_calls
                 assert (call.index, call.name, call.arguments) == (0, "f", '{"a": 1}')
                 tag = engine.requests[-1].request.constraint.structural_tag
                 assert '"properties": {"b": {}, "a": {}}' in tag
-            stream = await client.generate(**asked, tool_choice="auto")
+            stream = await client.generate(**arguments, tool_choice="auto")
             pieces = [e.tool_call for e in [event async for event in stream] if type(e) is Delta]
         pieces = [piece for piece in pieces if piece is not None]
         assert [piece.name for piece in pieces if piece.id] == ["f"]
@@ -79,7 +79,7 @@ class TestAsyncClient:
             tokens.rendered
         )
 
-    async def test_errors_carry_what_the_server_said(self, client, engine):
+    async def test_errors_have_the_details_of_the_server(self, client, engine):
         with pytest.raises(InvalidArgumentError) as caught:
             await client.complete("x", temperature=3.0)
         assert caught.value.violations[0].field == "sampling.temperature"
@@ -111,7 +111,7 @@ class TestAsyncClient:
         assert caught.value.status == "DEADLINE_EXCEEDED"
         await engine.wait_for(lambda: engine.running == 0)
 
-    async def test_nobody_there(self):
+    async def test_no_server_there(self):
         async with AsyncClient("127.0.0.1:1", model="m") as client:
             with pytest.raises(UnavailableError):
                 await client.complete("x")
@@ -186,7 +186,7 @@ class TestBuildRequest:
             (("a", None, None), {"max_tokens": -1}, ValueError),
         ],
     )
-    def test_mistakes_are_told_before_anything_is_sent(self, prompts, params, kind):
+    def test_mistakes_raise_before_anything_is_sent(self, prompts, params, kind):
         with pytest.raises(kind):
             build_request("m", *prompts, params)
 

@@ -112,6 +112,6 @@ def test_a_fleet_token_is_made_unless_there_is_one(render):
 
 def test_notes_say_what_is_missing(render):
     assert "NO ENGINE" in render().notes
-    told = render({"tls": {"existingSecret": "c"}, "engines": [{"name": "a", "model": "m"}]}).notes
-    assert "NO ENGINE" not in told
-    assert "*.demo-inferfleet-engine-pods.serving.svc" in told
+    notes = render({"tls": {"existingSecret": "c"}, "engines": [{"name": "a", "model": "m"}]}).notes
+    assert "NO ENGINE" not in notes
+    assert "*.demo-inferfleet-engine-pods.serving.svc" in notes

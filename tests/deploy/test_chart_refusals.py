@@ -8,7 +8,7 @@ ETCD = {"endpoints": ["etcd:2379"]}
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"gatway": {}}, "gatway"),
         ({"gateway": {"config": {"request_timeout": 3}}}, "/gateway/config.*request_timeout"),
@@ -55,6 +55,6 @@ ETCD = {"endpoints": ["etcd:2379"]}
         ({"tracing": {"otlpEndpoint": "jaeger:4317"}}, "/tracing/otlpEndpoint"),
     ],
 )
-def test_a_bad_value_is_refused_by_its_name(render, values, said):
-    with pytest.raises(helm_python.HelmError, match=f"(?s){said}"):
+def test_a_bad_value_is_refused_by_its_name(render, values, message):
+    with pytest.raises(helm_python.HelmError, match=f"(?s){message}"):
         render(values)

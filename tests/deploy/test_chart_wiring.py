@@ -148,7 +148,7 @@ def test_etcd_secrets_become_files_of_those_who_have_a_part_in_it(render, config
     assert "demo-inferfleet-kvcache" not in holders
 
 
-def test_each_file_that_a_service_is_told_of_is_mounted(case):
+def test_each_file_that_a_service_is_given_is_mounted(case):
     for item in case.workloads(*FLEET):
         folders = tuple(f"{m['mountPath']}/" for m in container(item)["volumeMounts"])
         for name, value in environ(item).items():
@@ -170,7 +170,7 @@ def test_an_etcd_that_asks_for_less_is_shown_less(render, more, keys):
     assert {name for name in names if name.startswith("ETCD_")} == keys
 
 
-def test_without_kvcache_nobody_is_told_of_one_and_no_redis_runs(render):
+def test_without_kvcache_no_service_is_given_its_address_and_no_redis_runs(render):
     made = render({"kvcache": {"enabled": False}, "engines": [{"name": "a", "model": "m"}]})
     assert made.workloads("kvcache", "redis") == []
     for name in ("balancer", "engine"):

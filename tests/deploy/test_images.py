@@ -137,8 +137,8 @@ def test_images_of_the_router_tier_contain_no_torch(images):
         code = (
             "import importlib.util as u, pathlib, json;"
             "names = ['torch', 'transformers', 'xgrammar', 'triton', 'kernels'];"
-            "rooms = sorted(p.name for p in pathlib.Path('services').iterdir() if p.is_dir());"
-            "print(json.dumps([[n for n in names if u.find_spec(n)], rooms]))"
+            "folders = sorted(p.name for p in pathlib.Path('services').iterdir() if p.is_dir());"
+            "print(json.dumps([[n for n in names if u.find_spec(n)], folders]))"
         )
         image = f"localhost/inferfleet-{target}:try"
         out = sh(
@@ -155,8 +155,8 @@ def test_the_fleet_comes_up_answers_and_drains(fleet):
     assert '"balancer-1:50052"' in registered
     with grpc.insecure_channel(f"127.0.0.1:{fleet.ports[0]}") as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        asked = health.Check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
-        assert asked.status == health_pb2.HealthCheckResponse.SERVING
+        reply = health.Check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
     with urllib.request.urlopen(f"http://127.0.0.1:{fleet.ports[1]}/v1/models", timeout=20) as got:
         assert json.load(got)["data"] == []
     for service in OWN:

@@ -23,7 +23,7 @@ _EXPERTS = "mlp.experts."
 
 
 def check_packing(shape: TinyShape, kind: str) -> None:
-    """Whether the tables of a shape can be stored in a format, told before anything is written.
+    """Check whether the tables of a shape can be stored in a format, before anything is written.
 
     Raises:
         ValueError: naming the size that is no multiple of the format's block, or the format.

@@ -141,7 +141,7 @@ class FleetUnderTest:
     def close(self) -> None:
         self._channel.close()
 
-    def said(self, words: str) -> bool:
+    def has_logged(self, words: str) -> bool:
         """Whether the supervisor has printed it."""
         return self._command is not None and any(words in one for one in self._command.lines)
 

@@ -49,7 +49,7 @@ def test_the_demo_answers_shows_its_waterfall_and_leaves_nothing(tmp_path, left_
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_detached_fleet_answers_every_command_and_drains_when_told(
+def test_a_detached_fleet_answers_every_command_and_drains_on_request(
     tmp_path, fleet_at, wait_until, left_behind
 ):
     where = f"--state-dir={tmp_path}"

@@ -1,4 +1,4 @@
-"""Structured output through gateway, balancer and engine, by clients that nobody here wrote."""
+"""Structured output through gateway, balancer and engine, by clients of other projects."""
 
 import json
 
@@ -28,12 +28,17 @@ def client(fleet):
         yield client
 
 
-def asked(schema) -> dict:
+def response_format(schema) -> dict:
     return {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
 
 
 def test_the_openai_client_gets_json_of_its_schema_whole_and_streamed(client):
-    given = {"model": MODEL, "messages": QUESTION, "seed": 5, "response_format": asked(CITY)}
+    given = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "seed": 5,
+        "response_format": response_format(CITY),
+    }
     whole = client.chat.completions.create(**given)
     assert whole.choices[0].finish_reason == "stop"
     jsonschema.validate(json.loads(whole.choices[0].message.content), CITY)
@@ -47,7 +52,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(client):
     schema = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
-            model=MODEL, messages=QUESTION, response_format=asked(schema)
+            model=MODEL, messages=QUESTION, response_format=response_format(schema)
         )
     assert caught.value.body["param"] == "response_format"
     assert "/properties/n/multipleOf" in caught.value.body["message"]

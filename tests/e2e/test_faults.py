@@ -70,7 +70,7 @@ def test_sigterm_drains_an_engine_under_a_stream(fleet, golden, wait_until):
     fleet.signal(engine, signal.SIGTERM)
     assert stream.result().token_ids == item["output_ids"]
     ended = f"{engine} ended with status 0"
-    wait_until(lambda: fleet.said(ended), "its end")
+    wait_until(lambda: fleet.has_logged(ended), "its end")
     wait_until(fleet.is_whole, "the engine to be started again")
 
 
@@ -91,14 +91,14 @@ def test_requests_keep_succeeding_while_the_index_restarts(fleet, golden, wait_u
     asker.start()
     try:
         fleet.signal("kvcache", signal.SIGKILL)
-        wait_until(lambda: fleet.said("kvcache is back"), "the index")
+        wait_until(lambda: fleet.has_logged("kvcache is back"), "the index")
     finally:
         over.set()
         asker.join()
     assert failures == []
 
 
-def test_a_deadline_that_passes_is_told_and_frees_its_blocks(fleet, wait_until):
+def test_a_deadline_that_passes_is_an_error_and_frees_its_blocks(fleet, wait_until):
     request = fleet.request(long_prompt(4, 3000), max_tokens=10)
     with pytest.raises(grpc.RpcError) as caught:
         list(fleet.stub.Generate(request, timeout=0.5))

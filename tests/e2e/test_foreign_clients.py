@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote: grpcurl, the openai package, plain HTTP."""
+"""Clients of other projects: grpcurl, the openai package, plain HTTP."""
 
 import json
 import shutil

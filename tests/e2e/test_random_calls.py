@@ -89,7 +89,7 @@ def client(tmp_path_factory):
         yield made
 
 
-def asked(**more):
+def arguments(**more):
     thinking = {"chat_template_kwargs": {"enable_thinking": more.pop("thinking", False)}}
     common = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 600}
     return {**common, "extra_body": thinking, **more}
@@ -98,7 +98,7 @@ def asked(**more):
 @pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_demanded_call(client, choice, finish, seed):
-    given = asked(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, seed=seed)
+    given = arguments(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, seed=seed)
     whole = client.chat.completions.create(**given).choices[0]
     (call,) = whole.message.tool_calls
     assert (whole.finish_reason, whole.message.content) == (finish, None)
@@ -115,7 +115,7 @@ def test_a_demanded_call(client, choice, finish, seed):
 
 
 def test_several_choices_each_with_a_call(client):
-    given = asked(tools=TOOLS, tool_choice=NAMED, n=3, seed=4)
+    given = arguments(tools=TOOLS, tool_choice=NAMED, n=3, seed=4)
     answer = client.chat.completions.create(**given)
     calls = [choice.message.tool_calls[0] for choice in answer.choices]
     assert len({call.id for call in calls}) == 3
@@ -133,14 +133,14 @@ def test_a_constraint_begins_where_reasoning_ends(client, given):
     """A bias ends the reasoning at its first token; inside the form that token cannot come."""
     bias = {str(END_OF_THINKING): 100}
     answer = client.chat.completions.create(
-        **asked(**given, thinking=True, logit_bias=bias, seed=5)
+        **arguments(**given, thinking=True, logit_bias=bias, seed=5)
     )
     message = answer.choices[0].message
     text = message.tool_calls[0].function.arguments if "tools" in given else message.content
     jsonschema.validate(json.loads(text), SCHEMA)
     assert answer.usage.completion_tokens_details.reasoning_tokens == 1
     endless = client.chat.completions.create(
-        **asked(**given, thinking=True, logit_bias={str(END_OF_THINKING): -100}, max_tokens=20)
+        **arguments(**given, thinking=True, logit_bias={str(END_OF_THINKING): -100}, max_tokens=20)
     )
     message = endless.choices[0].message
     assert endless.choices[0].finish_reason == "length"

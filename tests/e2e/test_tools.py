@@ -25,7 +25,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "log_reading", "description": "Store readings.", "parameters": SCHEMA},
 }
-ASKED = [{"role": "user", "content": "Log the readings 3 and 4 of the kitchen."}]
+MESSAGES = [{"role": "user", "content": "Log the readings 3 and 4 of the kitchen."}]
 NAMED = {"type": "function", "function": {"name": "log_reading"}}
 
 
@@ -36,8 +36,8 @@ def client(fleet):
 
 
 def given(**more):
-    asked = {"model": MODEL, "messages": ASKED, "tools": [TOOL], "parallel_tool_calls": False}
-    return {**asked, "temperature": 0, "max_tokens": 200, **more}
+    common = {"model": MODEL, "messages": MESSAGES, "tools": [TOOL], "parallel_tool_calls": False}
+    return {**common, "temperature": 0, "max_tokens": 200, **more}
 
 
 @pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")])
@@ -51,7 +51,7 @@ def test_a_demanded_call_streamed_and_whole(client, choice, finish):
     assert final.message.tool_calls[0].function.arguments == call.function.arguments
     assert final.finish_reason == finish
     result = {"role": "tool", "tool_call_id": call.id, "content": "stored"}
-    messages = [*ASKED, whole.message, result]
+    messages = [*MESSAGES, whole.message, result]
     after = client.chat.completions.create(
         **given(messages=messages, tool_choice="none", max_tokens=8)
     )

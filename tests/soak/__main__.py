@@ -1,4 +1,4 @@
-"""Thousands of requests of every kind through one engine process; what it holds after each part.
+"""Sends thousands of requests of every kind through one engine process and reads what it holds.
 
     python -m tests.soak --requests 10000 --output benchmarks/results
 
@@ -262,7 +262,9 @@ def points_of(requests: int) -> list[int]:
 def main() -> None:
     """Print the states; with --output also write a dated JSON file."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=24)
@@ -274,7 +276,7 @@ def main() -> None:
     )
     date = datetime.now(UTC).isoformat(timespec="seconds")
     record = {
-        "benchmark": "bench_soak",
+        "benchmark": "soak",
         "date": date,
         "command": "python -m tests.soak " + " ".join(sys.argv[1:]),
         "engine": _FLAGS,

@@ -78,15 +78,16 @@ class EngineServicer:
     """
 
     def Run(self, request, context):
-        """A balancer passes the stream on byte for byte.
+        """A balancer forwards the messages of the stream unchanged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RunMany(self, request_iterator, context):
-        """Many Run streams in one call, for two services that have many with each other: what several have
-        to say at a time is one message. Whoever does not serve it is asked with Run.
+        """Many Run streams in one call, between two services that have many streams with each other. The
+        frames that are pending at one time form one message. A service that does not implement it is
+        called with Run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +107,7 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """A report at once, then at every change worth telling and at least once a second.
+        """A report at once, then at every significant change and at least once a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

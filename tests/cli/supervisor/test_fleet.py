@@ -137,7 +137,7 @@ def supervised(script, state, end_with=0):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_whatever_ends_the_supervisor_no_process_is_left(tmp_path, service_argv, signum):
+def test_no_process_is_left_however_the_supervisor_ends(tmp_path, service_argv, signum):
     state = tmp_path / "state"
     with supervised(service_argv(tmp_path, "")[2], state) as process:
         record = json.loads((state / "fleet.json").read_text())
