@@ -16,10 +16,16 @@ _PACK_ROWS = 32
 
 def pack_linear(weight: Tensor) -> Linear:
     """See kernels.interface.Kernels.pack: the fastest layout for the weight's device."""
-    packable = weight.dtype in (torch.float32, torch.bfloat16) and weight.device.type == "cpu"
-    if packable and torch._C._has_mkldnn:
+    if weight.device.type == "cpu" and torch._C._has_mkldnn and _can_reorder(weight.dtype):
         return PackedLinear(weight)
     return DenseLinear(weight)
+
+
+def _can_reorder(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has a blocked layout for the format; bfloat16 needs AVX-512 for it."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 class DenseLinear:

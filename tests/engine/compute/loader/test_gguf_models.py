@@ -24,6 +24,9 @@ from services.engine.offline.llm import LLM
 from tests.doubles.tiny_gguf import write_gguf
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
+needs_vnni = pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(), reason="without VNNI this CPU's integer product overflows"
+)
 DATA = Path(__file__).parents[3] / "data"
 GOLDEN = {
     name: model
@@ -146,7 +149,7 @@ def test_an_embedding_stays_in_its_blocks_and_gives_the_same_rows(tmp_path: Path
         assert rows(ids[:0]).shape == (0, 64)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=needs_vnni), "bfloat16"])
 def test_a_quantised_file_gives_the_tokens_of_its_decoded_weights(
     dtype: str, drive: Callable, tmp_path: Path
 ) -> None:

@@ -77,7 +77,10 @@ def test_text_assets_need_no_torch(tmp_path: Path) -> None:
         ({"rope_theta": 1}, "rope_theta must be above 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
-        ({"hidden_size": "48"}, r"config.json: hidden_size must be a whole number, got '48'"),
+        (
+            {"hidden_size": "48"},
+            r"config.json: hidden_size must be a whole number of 0 or more, got '48'",
+        ),
         ({"num_hidden_layers": None}, "'num_hidden_layers' is missing"),
         ({"num_attention_heads": 0}, "not a multiple of num_attention_heads 0"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
