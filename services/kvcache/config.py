@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from services.common.config.service_config import ServiceConfig
 from services.common.config.settings import setting
-from services.kvcache.primaries import parse
+from services.kvcache.redis_primaries import parse_redis_url
 
 
 def _bad_url(url: str) -> str | None:
     try:
-        parse(url)
+        parse_redis_url(url)
     except ValueError as error:
         return str(error)
     return None
@@ -22,7 +22,7 @@ def _bad_prefix(prefix: str) -> str | None:
 
 @dataclass(frozen=True)
 class KvCacheConfig(ServiceConfig):
-    """Where the index lives and how much of it is kept."""
+    """Where the index is kept and how large it may become."""
 
     redis: str = setting(
         "redis://127.0.0.1:6379/0",

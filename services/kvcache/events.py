@@ -1,7 +1,8 @@
-"""Publish requests as checked records, and a batch cut into pieces that Redis can apply quickly."""
+"""Publish requests as checked records, and their split into pieces that Redis applies quickly."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
@@ -11,37 +12,55 @@ from services.common.errors import InvalidArgumentError
 MAX_HASHES_PER_PIECE = 1_000
 MAX_ENGINE_ID_CHARS = 200
 MAX_PROMPT_BLOCKS = 65_536
-# Numbers above this lose digits in Redis's Lua.
 MAX_NUMBER = 2**53 - 1
+"""Larger numbers lose digits in Lua."""
 HISTORY, STATE = 1, 2
+"""Bits of the kinds of content that an engine holds of a block."""
 _BITS = {pb.BLOCK_KIND_HISTORY: HISTORY, pb.BLOCK_KIND_STATE: STATE}
 
 
+class OperationCode(StrEnum):
+    """What an operation does, as apply.lua reads it."""
+
+    STORED = "S"
+    REMOVED = "R"
+    CLEARED = "C"
+
+
 class Operation(NamedTuple):
-    """One step of a batch: code "S" stored, "R" removed (with kinds as bits), "C" cleared."""
+    """One step of a batch."""
 
     code: str
+    """An OperationCode."""
     bits: int
+    """HISTORY and STATE: the kinds stored or removed; 0 for CLEARED."""
     hashes: bytes
+    """Block hashes, joined."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A checked PublishRequest; `part` is None outside a snapshot."""
+    """A checked PublishRequest."""
 
     engine_id: str
     epoch_ms: int
     sequence: int
     operations: tuple[Operation, ...]
     part: int | None = None
+    """Number of this part of a snapshot; None outside a snapshot."""
     last_part: bool = False
+
+    @property
+    def clears(self) -> bool:
+        """Whether the engine has dropped all its blocks in this batch."""
+        return any(operation.code == OperationCode.CLEARED for operation in self.operations)
 
 
 def batch_of(request: pb.PublishRequest) -> Batch:
     """Check a request.
 
     Raises:
-        InvalidArgumentError: names the field at fault.
+        InvalidArgumentError: a field is out of range or malformed; the error names it.
     """
     check_engine(request.engine_id, request.epoch_ms)
     if not 1 <= request.sequence <= MAX_NUMBER:
@@ -58,10 +77,10 @@ def batch_of(request: pb.PublishRequest) -> Batch:
 
 
 def check_engine(engine_id: str, epoch_ms: int) -> None:
-    """Refuse an unusable engine id or epoch.
+    """Check an engine id and an epoch.
 
     Raises:
-        InvalidArgumentError: names the field at fault.
+        InvalidArgumentError: one of them is out of range; the error names it.
     """
     if not 1 <= len(engine_id) <= MAX_ENGINE_ID_CHARS:
         raise InvalidArgumentError.for_field(
@@ -72,10 +91,10 @@ def check_engine(engine_id: str, epoch_ms: int) -> None:
 
 
 def check_hashes(joined: bytes, field: str) -> bytes:
-    """Refuse what is not a whole number of digests.
+    """Check that joined hashes are complete; returns them.
 
     Raises:
-        InvalidArgumentError: names `field`.
+        InvalidArgumentError: the length is not a multiple of a hash's; the error names `field`.
     """
     if len(joined) % INDEX_HASH_BYTES:
         raise InvalidArgumentError.for_field(
@@ -84,10 +103,10 @@ def check_hashes(joined: bytes, field: str) -> bytes:
     return joined
 
 
-def pieces(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """Groups of at most MAX_HASHES_PER_PIECE hashes, in order; at least one group.
+def split_operations(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """Split operations into groups of at most MAX_HASHES_PER_PIECE hashes; at least one group.
 
-    One group is one script, and Redis serves nobody else while a script runs.
+    Each group is applied by one script, and Redis serves no other command while a script runs.
     """
     piece: list[Operation] = []
     room = MAX_HASHES_PER_PIECE
@@ -110,10 +129,12 @@ def _operation(event: pb.BlockEvent, index: int) -> Operation:
     kind = event.WhichOneof("event")
     field = f"events[{index}].{kind}"
     if kind == "cleared":
-        return Operation("C", 0, b"")
+        return Operation(OperationCode.CLEARED, 0, b"")
     if kind == "removed":
         hashes = check_hashes(event.removed.block_hashes, f"{field}.block_hashes")
-        return Operation("R", _BITS.get(event.removed.kind, HISTORY | STATE), hashes)
+        return Operation(
+            OperationCode.REMOVED, _BITS.get(event.removed.kind, HISTORY | STATE), hashes
+        )
     if kind != "stored":
         raise InvalidArgumentError.for_field(f"events[{index}].event", "is not set")
     if event.stored.kind not in _BITS:
@@ -123,4 +144,4 @@ def _operation(event: pb.BlockEvent, index: int) -> Operation:
             f"{field}.parent", f"expected {INDEX_HASH_BYTES} bytes or none"
         )
     hashes = check_hashes(event.stored.block_hashes, f"{field}.block_hashes")
-    return Operation("S", _BITS[event.stored.kind], hashes)
+    return Operation(OperationCode.STORED, _BITS[event.stored.kind], hashes)

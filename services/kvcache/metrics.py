@@ -1,12 +1,12 @@
-"""What the KV-cache service counts, for /metrics and for Stats."""
+"""The metrics of the KV-cache service, for /metrics and for Stats."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
-class Metrics:
-    """Counters of this process; the index itself is shared."""
+class KvCacheMetrics:
+    """Metrics of this process; other processes may share its index."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -47,5 +47,5 @@ class Metrics:
 
 
 def value_of(metric: Counter | Gauge) -> int:
-    """A counter's or gauge's present value."""
+    """The current value of a counter or gauge."""
     return int(metric._value.get())

@@ -1,8 +1,7 @@
-"""PrefixIndex over gRPC: protobufs in and out, spans, and answers when Redis is away."""
+"""The PrefixIndex service over gRPC: messages in and out, spans, answers while Redis is away."""
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -14,35 +13,36 @@ from services.common import rpc
 from services.common.block_hash import INDEX_HASH_BYTES
 from services.common.errors import InvalidArgumentError, UnavailableError
 from services.common.service import telemetry
-from services.kvcache.events import MAX_PROMPT_BLOCKS, Batch, batch_of, check_engine, check_hashes
+from services.kvcache.events import MAX_PROMPT_BLOCKS, check_engine, check_hashes
 from services.kvcache.index import PrefixIndex
-from services.kvcache.link import StoreAwayError
-from services.kvcache.metrics import Metrics, value_of
-from services.kvcache.publish import Publishers
-from services.kvcache.store import Store
-from services.kvcache.sweep import Sweeper
+from services.kvcache.metrics import KvCacheMetrics, value_of
+from services.kvcache.publishers import Answer, Publishers
+from services.kvcache.redis_connection import RedisUnavailableError
+from services.kvcache.sweeper import Sweeper
 
 SERVICE_NAME = "inferfleet.internal.v1.PrefixIndex"
-# Of the caller's deadline, what is left for the way back.
 _RETURN_S = 0.002
+"""Part of the caller's deadline that is left for the way back."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PrefixIndexServicer(prefix_index_pb2_grpc.PrefixIndexServicer):
-    """Serves the index; never fails a Match because of Redis."""
+    """Serves the index. A Match never fails because of Redis.
+
+    Args:
+        match_timeout_s: longest wait for Redis in a Match.
+    """
 
     def __init__(
         self,
         *,
-        store: Store,
         index: PrefixIndex,
         publishers: Publishers,
         sweeper: Sweeper,
-        metrics: Metrics,
+        metrics: KvCacheMetrics,
         tracer: trace.Tracer,
         match_timeout_s: float,
     ) -> None:
-        self._store = store
         self._index = index
         self._publishers = publishers
         self._sweeper = sweeper
@@ -52,15 +52,20 @@ class PrefixIndexServicer(prefix_index_pb2_grpc.PrefixIndexServicer):
 
     async def Publish(
         self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context
-    ) -> AsyncIterator[pb.PublishResponse]:
-        """Acknowledge an engine's batches as they reach the store."""
-        async with aclosing(self._publishers.serve(self._checked(request_iterator))) as answers:
-            async for answer in answers:
-                yield pb.PublishResponse(
+    ) -> None:
+        """Acknowledge an engine's batches as they are written to the index."""
+
+        async def send(answer: Answer) -> None:
+            await context.write(
+                pb.PublishResponse(
                     acked_sequence=answer.acked,
                     need_snapshot=answer.need_snapshot,
                     stale_epoch=answer.stale,
                 )
+            )
+
+        with self._publishers.open_session() as session:
+            await session.run(request_iterator, send)
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchResponse:
         """The longest prefix per engine, or known=false before the caller's deadline."""
@@ -88,14 +93,16 @@ class PrefixIndexServicer(prefix_index_pb2_grpc.PrefixIndexServicer):
         return reply
 
     async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
-        """Drop an engine's entries with one write; a sweep removes them later."""
+        """Drop an engine's blocks with one write; a sweep removes the entries later."""
         check_engine(request.engine_id, request.epoch_ms)
         try:
             if await self._index.forget(request.engine_id, request.epoch_ms):
-                self._sweeper.want()
-        except StoreAwayError as error:
+                self._sweeper.request()
+        except RedisUnavailableError as error:
             raise UnavailableError(
-                f"nothing was forgotten: {error}", reason="STORE_AWAY", retry_after_s=1.0
+                f"the engine's blocks could not be dropped: {error}",
+                reason="STORE_AWAY",
+                retry_after_s=1.0,
             ) from error
         return pb.ForgetResponse()
 
@@ -111,7 +118,7 @@ class PrefixIndexServicer(prefix_index_pb2_grpc.PrefixIndexServicer):
         try:
             owners = await self._index.owners()
             reply.entries = await self._index.num_entries()
-        except StoreAwayError:
+        except RedisUnavailableError:
             return reply
         for owner in owners.values():
             reply.owners.add(
@@ -120,25 +127,18 @@ class PrefixIndexServicer(prefix_index_pb2_grpc.PrefixIndexServicer):
         reply.store_available = True
         return reply
 
-    async def _checked(self, requests: AsyncIterator[pb.PublishRequest]) -> AsyncIterator[Batch]:
-        async for request in requests:
-            batch = batch_of(request)
-            yield batch
-            if batch.part is not None or any(op.code == "C" for op in batch.operations):
-                self._sweeper.want()
-
     async def _match(
         self, hashes: bytes, needs_state: bool, deadline_s: float | None
     ) -> pb.MatchResponse:
         if not hashes:
-            return pb.MatchResponse(known=self._store.available)
+            return pb.MatchResponse(known=self._index.available)
         timeout_s = self._match_timeout_s
         if deadline_s is not None:
             timeout_s = max(min(timeout_s, deadline_s - _RETURN_S), 0.001)
         began = time.monotonic()
         try:
             matches = await self._index.match(hashes, needs_state, timeout_s)
-        except StoreAwayError:
+        except RedisUnavailableError:
             self._metrics.unknown.inc()
             return pb.MatchResponse(known=False)
         self._metrics.match_seconds.observe(time.monotonic() - began)

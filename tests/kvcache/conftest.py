@@ -18,8 +18,7 @@ from inferfleet_proto.internal.v1 import prefix_index_pb2 as pb
 from inferfleet_proto.internal.v1 import prefix_index_pb2_grpc
 from services.kvcache.events import HISTORY, Batch, Operation
 from services.kvcache.index import PrefixIndex
-from services.kvcache.link import StoreSettings
-from services.kvcache.store import Store
+from services.kvcache.redis_settings import RedisSettings
 
 
 class Blocks:
@@ -48,31 +47,30 @@ def blocks() -> Blocks:
 
 
 @pytest.fixture
-async def open_store() -> AsyncIterator[Callable[..., Any]]:
-    """Opens stores that are closed after the test."""
-    stores: list[Store] = []
+async def open_index() -> AsyncIterator[Callable[..., Any]]:
+    """Opens indexes that are closed after the test."""
+    indexes: list[PrefixIndex] = []
 
-    async def opened(url: str, **settings: Any) -> Store:
-        store = Store(StoreSettings(url, **settings))
-        stores.append(store)
-        await store.start()
-        return store
+    async def opened(
+        url: str, *, entry_ttl_s: int = 3600, max_entries: int = 100_000, **settings: Any
+    ) -> PrefixIndex:
+        index = PrefixIndex(
+            RedisSettings(url, **settings), entry_ttl_s=entry_ttl_s, max_entries=max_entries
+        )
+        indexes.append(index)
+        await index.start()
+        return index
 
     yield opened
-    for store in stores:
-        await store.close()
+    for index in indexes:
+        await index.close()
 
 
 @pytest.fixture
-async def store(open_store: Callable[[str], Any], redis_url: str) -> Store:
+async def index(open_index: Callable[[str], Any], redis_url: str) -> PrefixIndex:
     """On the session's Redis, emptied."""
-    opened: Store = await open_store(redis_url)
+    opened: PrefixIndex = await open_index(redis_url)
     return opened
-
-
-@pytest.fixture
-def index(store: Store) -> PrefixIndex:
-    return PrefixIndex(store, entry_ttl_s=3600, max_entries=100_000)
 
 
 @pytest.fixture

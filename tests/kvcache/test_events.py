@@ -13,7 +13,7 @@ from services.kvcache.events import (
     Batch,
     Operation,
     batch_of,
-    pieces,
+    split_operations,
 )
 
 
@@ -84,7 +84,7 @@ def test_pieces_hold_everything_in_order_and_no_more_than_their_limit(drawn):
         Operation(code, HISTORY, b"".join(i.to_bytes(16, "big") for i in range(n)))
         for code, n in drawn
     ]
-    cut = list(pieces(operations))
+    cut = list(split_operations(operations))
     assert cut
     for piece in cut:
         assert sum(len(op.hashes) // 16 for op in piece) <= MAX_HASHES_PER_PIECE

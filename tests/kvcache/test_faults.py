@@ -15,7 +15,7 @@ pytestmark = pytest.mark.services
 
 
 async def away(ask: Any) -> None:
-    """Redis is away: the first answers take the small timeout, the later ones nothing."""
+    """Redis is unavailable: the first answers take the small timeout, the later ones nothing."""
     await ask.until(known=False)
     times = sorted([(await ask())[2] for _ in range(20)])
     assert times[10] < 0.04, "with Redis known to be away nobody waits for it"
@@ -41,7 +41,7 @@ async def test_redis_hangs_and_goes_on(start_kvcache, start_redis, blocks, publi
         await stream.send(blocks(1, 2, 3), part=0, last=True)
         await ask.until(known=True, blocks=3)
     assert service.process.poll() is None
-    assert service.log.count("Redis is away") == 1, "one line an outage"
+    assert service.log.count("Redis is unavailable") == 1, "one line an outage"
 
 
 async def test_redis_stops_and_comes_back_empty(
@@ -122,7 +122,7 @@ async def test_a_wrong_password_costs_hits_and_nothing_else(
     service = start_kvcache(server.url, redis_password_file=wrong).wait_ready()
     async with service.channel() as channel:
         await away(asker(channel, blocks(1)))
-    assert "Redis is away" in service.log
+    assert "Redis is unavailable" in service.log
     assert "password" in service.log.lower()
     service = start_kvcache(server.url, redis_password_file=right).wait_ready()
     async with service.channel() as channel:

@@ -32,7 +32,7 @@ async def test_removed_blocks_end_the_prefix(index, blocks, matched):
     assert await index.num_entries() == 0
 
 
-async def test_state_is_needed_at_the_boundary_only_if_asked_for(index, blocks, matched):
+async def test_state_is_needed_at_the_boundary_only_if_requested(index, blocks, matched):
     await index.apply(
         blocks.batch(1, blocks.stored(1, 2, 3, 4), blocks.stored(2, kind=STATE), engine="a")
     )
@@ -155,9 +155,9 @@ async def test_a_batch_larger_than_one_script_counts_with_its_last_piece(index, 
 
 
 async def test_a_store_emptied_between_two_pieces_keeps_nothing_of_the_batch(
-    index, store, blocks, matched, redis_url, monkeypatch
+    index, blocks, matched, redis_url, monkeypatch
 ):
-    original, calls = store.script, []
+    original, calls = index._run_script, []
 
     async def emptied_before_the_second(name, arguments):
         calls.append(name)
@@ -166,34 +166,32 @@ async def test_a_store_emptied_between_two_pieces_keeps_nothing_of_the_batch(
                 client.flushall()
         return await original(name, arguments)
 
-    monkeypatch.setattr(store, "script", emptied_before_the_second)
+    monkeypatch.setattr(index, "_run_script", emptied_before_the_second)
     batch = blocks.batch(1, blocks.stored(*range(1_500)), part=0, last_part=True)
     assert (await index.apply(batch)).status is Status.GAP
     assert await matched(index, blocks(*range(1_000, 1_500))) == {}
     assert await index.owners() == {}
 
 
-async def test_a_lost_counter_gives_no_token_twice(index, blocks, matched, redis_url, store):
+async def test_a_lost_counter_gives_no_token_twice(index, blocks, matched, redis_url):
     await index.apply(blocks.batch(1, blocks.stored(1), engine="a"))
     with redis.Redis.from_url(redis_url) as client:
-        client.delete(store.meta_key, store.owners_key, store.live_key)
+        client.delete(index.meta_key, index.owners_key, index.live_key)
     await index.apply(blocks.batch(1, blocks.stored(2), engine="b"))
-    assert await matched(index, blocks(1)) == {}, "an orphan's token belongs to nobody"
+    assert await matched(index, blocks(1)) == {}, "an orphan's token belongs to no engine"
     assert (await index.apply(blocks.batch(2, engine="a"))).status is Status.GAP
 
 
-async def test_losing_the_live_names_alone_asks_for_a_snapshot(
-    index, blocks, matched, redis_url, store
-):
+async def test_losing_the_live_names_alone_asks_for_a_snapshot(index, blocks, matched, redis_url):
     await index.apply(blocks.batch(1, blocks.stored(1)))
     with redis.Redis.from_url(redis_url) as client:
-        client.delete(store.live_key)
+        client.delete(index.live_key)
     assert await matched(index, blocks(1)) == {}
     assert (await index.apply(blocks.batch(2, blocks.stored(2)))).status is Status.GAP
 
 
-async def test_the_cap_refuses_new_blocks_and_nothing_else(store, blocks, matched):
-    index = PrefixIndex(store, entry_ttl_s=3600, max_entries=3)
+async def test_the_cap_refuses_new_blocks_and_nothing_else(open_index, redis_url, blocks, matched):
+    index = await open_index(redis_url, max_entries=3)
     applied = await index.apply(blocks.batch(1, blocks.stored(1, 2, 3, 4, 5), engine="a"))
     assert (applied.status, applied.refused_entries) == (Status.APPLIED, 2)
     await index.apply(blocks.batch(1, blocks.stored(1, 2), engine="b"))
@@ -209,11 +207,11 @@ async def test_silent_engines_lose_their_record(index, blocks, matched):
     assert await matched(index, blocks(1)) == {}
 
 
-async def test_entries_may_expire_and_epochs_may_not(index, blocks, redis_url, store):
+async def test_entries_may_expire_and_epochs_may_not(index, blocks, redis_url):
     await index.apply(blocks.batch(1, blocks.stored(1)))
     with redis.Redis.from_url(redis_url) as client:
-        assert 0 < client.ttl(store.entry_prefix.encode() + blocks(1)) <= 3600
-        for key in (store.owners_key, store.live_key, store.meta_key):
+        assert 0 < client.ttl(index.entry_prefix.encode() + blocks(1)) <= 3600
+        for key in (index.owners_key, index.live_key, index.meta_key):
             assert client.ttl(key) == -1
 
 

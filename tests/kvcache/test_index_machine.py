@@ -21,8 +21,7 @@ from hypothesis.stateful import (
 
 from services.kvcache.events import HISTORY, STATE, Batch, Operation
 from services.kvcache.index import PrefixIndex, Status
-from services.kvcache.link import StoreSettings
-from services.kvcache.store import Store
+from services.kvcache.redis_settings import RedisSettings
 
 CHAIN = [bytes([i]) * 16 for i in range(1, 7)]
 ENGINES = ["a", "b", "c"]
@@ -132,7 +131,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # The loop runs all the time: a store whose probe is not served takes Redis for away.
+        # The loop runs all the time: while a probe is not served, Redis counts as unavailable.
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
@@ -142,30 +141,29 @@ class IndexMachine(RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
-    def there(self) -> None:
-        """On a busy machine even Redis is late at times, and then taken for away."""
+    def wait_available(self) -> None:
+        """On a busy machine Redis may be late, and then counts as unavailable."""
         deadline = time.monotonic() + 30
-        while not self.store.available:
+        while not self.index.available:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
     @initialize()
     def open(self) -> None:
         self.raw.flushall()
-        self.store = Store(StoreSettings(self.url))
-        self.run(self.store.start())
-        self.there()
-        self.index = PrefixIndex(self.store, entry_ttl_s=60, max_entries=1_000)
+        self.index = PrefixIndex(RedisSettings(self.url), entry_ttl_s=60, max_entries=1_000)
+        self.run(self.index.start())
+        self.wait_available()
 
     def teardown(self) -> None:
-        self.run(self.store.close())
+        self.run(self.index.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
         self.raw.close()
 
     def send(self, batch: Batch) -> None:
-        self.there()
+        self.wait_available()
         applied = self.run(self.index.apply(batch))
         assert (applied.status, applied.acked) == self.model.apply(batch)
 
@@ -216,12 +214,12 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def some_entries_are_swept(self) -> None:
-        keys = self.raw.keys(f"{self.store.entry_prefix}*")
-        self.run(self.store.script("sweep", (60, 0, *keys)))
+        keys = self.raw.keys(f"{self.index.entry_prefix}*")
+        self.run(self.index.sweep_entries(keys, surplus=0))
 
     @invariant()
     def the_index_says_what_the_dictionary_says(self) -> None:
-        self.there()
+        self.wait_available()
         for needs_state in (False, True):
             reply = self.run(self.index.match(b"".join(CHAIN), needs_state, 5.0))
             found = {(m.engine_id, m.epoch_ms, m.blocks) for m in reply}
@@ -229,8 +227,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def entries_are_counted(self) -> None:
-        self.there()
-        keys = self.raw.keys(f"{self.store.entry_prefix}*")
+        self.wait_available()
+        keys = self.raw.keys(f"{self.index.entry_prefix}*")
         assert self.run(self.index.num_entries()) == len(keys)
 
 

@@ -3,19 +3,18 @@
 import redis
 
 from services.common import block_hash
-from services.kvcache.index import PrefixIndex, Status
-from services.kvcache.metrics import Metrics
-from services.kvcache.sweep import Sweeper
+from services.kvcache.index import Status
+from services.kvcache.metrics import KvCacheMetrics
+from services.kvcache.sweeper import Sweeper
 
 BLOCKS = 16
 
 
 async def test_a_full_redis_evicts_blocks_and_never_an_engines_epoch(
-    open_store, start_redis, blocks, matched
+    open_index, start_redis, blocks, matched
 ):
     server = start_redis()
-    store = await open_store(server.url)
-    index = PrefixIndex(store, entry_ttl_s=3600, max_entries=10_000_000)
+    index = await open_index(server.url, max_entries=10_000_000)
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 1_000_000)
         chains = [range(start, start + 500) for start in range(0, 20_000, 500)]
@@ -26,13 +25,13 @@ async def test_a_full_redis_evicts_blocks_and_never_an_engines_epoch(
         assert client.exists("if1:owners", "if1:live", "if1:meta") == 3
         # What is left is a prefix by what is there, and never more than was stored.
         for chain in chains:
-            present = [client.exists(store.entry_prefix.encode() + blocks(name)) for name in chain]
+            present = [client.exists(index.entry_prefix.encode() + blocks(name)) for name in chain]
             first_gap = present.index(0) if 0 in present else len(present)
             expected = {"e": first_gap} if first_gap else {}
             assert await matched(index, blocks(*chain)) == expected
         client.config_set("maxmemory", 0)  # nothing is evicted while it is counted
-        left = sum(1 for _ in client.scan_iter(store.entry_prefix.encode() + b"*", 1000))
-    sweeper = Sweeper(store, Metrics(), entry_ttl_s=3600, max_entries=10_000_000, interval_s=60)
+        left = sum(1 for _ in client.scan_iter(index.entry_prefix.encode() + b"*", 1000))
+    sweeper = Sweeper(index, KvCacheMetrics(), interval_s=60)
     await sweeper.sweep()
     assert await index.num_entries() == left, "the count follows what Redis evicted"
     assert (await index.owners())["e"].sequence == len(chains)
@@ -48,13 +47,13 @@ def prompt(tenant: str) -> bytes:
 
 
 async def test_what_another_tenant_holds_changes_neither_answer_nor_work(
-    store, index, blocks, matched, redis_url
+    index, blocks, matched, redis_url
 ):
     """Time is what a tenant could measure; the work done is what can be asserted exactly."""
     await index.apply(blocks.batch(1, blocks.stored(7)))
     with redis.Redis.from_url(redis_url) as client:
 
-        async def asked() -> tuple[dict[str, int], dict[str, int]]:
+        async def match_with_counts() -> tuple[dict[str, int], dict[str, int]]:
             client.config_resetstat()
             found = await matched(index, prompt("b"))
             stats = client.info("commandstats")
@@ -62,13 +61,13 @@ async def test_what_another_tenant_holds_changes_neither_answer_nor_work(
             hits = client.info("stats")
             return found, {**calls, "hits": hits["keyspace_hits"], "miss": hits["keyspace_misses"]}
 
-        await asked()  # loads the script
-        cold = await asked()
+        await match_with_counts()  # loads the script
+        cold = await match_with_counts()
         await index.apply(blocks.batch(2, blocks.stored(), blocks.stored(8)))
         stored = blocks.stored(9)._replace(hashes=prompt("a"))
         await index.apply(blocks.batch(3, stored))
         assert await matched(index, prompt("a")) == {"e": BLOCKS}
-        assert await asked() == cold
+        assert await match_with_counts() == cold
         assert cold[0] == {}
         await index.apply(blocks.batch(4, stored._replace(hashes=prompt("b"))))
-        assert (await asked())[0] == {"e": BLOCKS}, "its own are found"
+        assert (await match_with_counts())[0] == {"e": BLOCKS}, "its own are found"

@@ -1,4 +1,4 @@
--- Apply a piece of one batch of an engine's events, or refuse it; the fence and the write are one.
+-- Apply a piece of a batch of an engine's events, or refuse it. Check and write are one step.
 --
 -- ARGV  1 engine, 2 epoch, 3 sequence, 4 part of a snapshot or -1, 5 last part (0/1),
 --       6 first piece of the batch (0/1), 7 last piece (0/1), 8 entry prefix, 9 seconds to live,
@@ -15,7 +15,7 @@ if o and o.epoch > epoch then return {'stale', o.sequence, 0, entries} end
 local known = o and o.epoch == epoch
 if known and sequence <= o.sequence then return {'duplicate', o.sequence, 0, entries} end
 
--- Whether this piece goes on where the store stands; a snapshot may begin anywhere.
+-- Whether this piece continues the stored state; a snapshot may begin at any state.
 local function follows()
   if first and part == 0 then return true end
   if not known then return first and part < 0 and sequence == 1 end
@@ -27,7 +27,7 @@ local function follows()
 end
 
 if not known and o then
-  -- A new life of the engine: what the old one held is gone, whatever comes next.
+  -- A new life of the engine: the blocks of the old one are gone, even if this batch is refused.
   drop_token(o.token)
   drop_token(o.pending)
   o = {token = NONE, pending = NONE, epoch = epoch, sequence = 0, part = -1, seen = now_ms()}
@@ -46,7 +46,7 @@ local token = o.pending ~= NONE and o.pending or o.token
 local alive = live_tokens()
 local remembered, refused = {}, 0
 
--- The entry with our bits put in, and without owners that are gone.
+-- The entry with this engine's bits added and without dead owners.
 local function with(value, bits)
   local kept, found = {}, false
   for p = 1, #value, ENTRY do

@@ -1,4 +1,4 @@
--- Drop what an engine's epochs up to one hold. The epoch stays as a fence against late writers.
+-- Drop the blocks of an engine's epochs up to one. The epoch stays as a fence against late writes.
 --
 -- ARGV  1 engine, 2 epoch.  Returns whether anything was dropped.
 local engine, epoch = ARGV[1], tonumber(ARGV[2])

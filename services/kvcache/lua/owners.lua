@@ -1,9 +1,9 @@
--- Shared by the scripts that write; put in front of each.
+-- The keys of the index, and functions that all scripts share; prepended to each script.
 --
 -- KEYS  1 owners: engine id → record, 2 live: token → "<epoch> <engine id>", 3 meta: counters.
--- A token is 6 bytes that stand for one life of what an engine holds: a new epoch, a clear or a
--- snapshot takes a new one, so that dropping all of an owner's entries is one write. A record is
--- token, token of a snapshot under way, then "<epoch> <sequence> <part> <seen>".
+-- A token is 6 bytes that stand for one life of an engine's blocks. A new epoch, a clear and a
+-- snapshot each take a new token, so that dropping all entries of an owner is one write. A record
+-- is token, token of a snapshot under way, then "<epoch> <sequence> <part> <seen>".
 -- An entry (key: prefix .. 16-byte hash) is a row of 7 bytes per owner: token, kinds as bits.
 local OWNERS, LIVE, META = KEYS[1], KEYS[2], KEYS[3]
 local NONE = string.rep('\0', 6)
@@ -14,7 +14,7 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
--- Never given out twice, not even by a store that has lost its counter: it starts from the clock.
+-- Never the same token twice, even if Redis has lost the counter: it starts from the clock.
 local function new_token(engine, epoch, pending)
   local last = tonumber(redis.call('HGET', META, 'token') or '0')
   local n = math.max(last + 1, now_ms())

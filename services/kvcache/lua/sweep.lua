@@ -1,7 +1,7 @@
--- Take owners that are gone out of a bounded number of entries, renew the others' time to live.
+-- Remove dead owners from the given entries, delete entries without owners, renew the others.
 --
--- ARGV  1 seconds to live, 2 entries to give up although they have owners, then entry keys.
--- Returns {entries deleted, of them given up}.
+-- ARGV  1 seconds to live, 2 entries to delete although they have owners, then entry keys.
+-- Returns {entries deleted, how many of them had owners}.
 local ttl, surplus = ARGV[1], tonumber(ARGV[2])
 local alive, deleted, given_up = live_tokens(), 0, 0
 local remembered = {}

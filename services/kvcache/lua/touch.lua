@@ -1,7 +1,7 @@
--- Say that engines are alive, and remove the records of those not heard of for long.
+-- Mark engines as alive, and remove the records of engines that are silent for too long.
 --
--- ARGV  1 milliseconds of silence after which a record goes, then the engines that are alive.
--- Returns how many records went.
+-- ARGV  1 milliseconds of silence after which a record is removed, then engines that are alive.
+-- Returns the number of records removed.
 local now, silence, removed = now_ms(), tonumber(ARGV[1]), 0
 for i = 2, #ARGV do
   local o = load_owner(ARGV[i])

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from inferfleet_cli.supervisor.dev_backends import RedisProcess
-from services.kvcache.link import StoreAwayError
-from services.kvcache.primaries import Primaries, Sentinels, parse
-from services.kvcache.store import Store
+from services.kvcache.index import PrefixIndex
+from services.kvcache.redis_connection import RedisUnavailableError
+from services.kvcache.redis_primaries import Primaries, Sentinels, parse_redis_url
 
 A, B = "redis://a:1/0", "redis://u@b:2/0"
 
@@ -42,7 +42,7 @@ A, B = "redis://a:1/0", "redis://u@b:2/0"
     ],
 )
 def test_reads(text: str, read: Primaries):
-    assert parse(text) == read
+    assert parse_redis_url(text) == read
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_reads(text: str, read: Primaries):
         ("redis+sentinel://s1:5/main/x", "number of a database"),
         ("redis+sentinel://s1:port/main", "host:port"),
         (f"redis+sentinel://s1/main,{A}", "expected the Sentinels as one URL"),
-        (f"{A},redis+sentinel://s1/main", "do not go together"),
+        (f"{A},redis+sentinel://s1/main", "cannot be combined"),
     ],
 )
 def test_refuses(text: str, why: str):
     with pytest.raises(ValueError, match=why):
-        parse(text)
+        parse_redis_url(text)
 
 
 def test_url_of_what_sentinels_name():
-    sentinels = parse("redis+sentinel://u@s1/main/3").sentinels
+    sentinels = parse_redis_url("redis+sentinel://u@s1/main/3").sentinels
     assert sentinels is not None
     assert sentinels.url_of("10.0.0.1", 7) == "redis://u@10.0.0.1:7/3"
     assert sentinels.url_of("::1", 7) == "redis://u@[::1]:7/3"
@@ -95,33 +95,33 @@ async def until(question: Callable[[], Any], within_s: float = 30.0) -> None:
     """Ask until the answer is true; Redis being away is a no."""
     async with asyncio.timeout(within_s):
         while True:
-            with contextlib.suppress(StoreAwayError):
+            with contextlib.suppress(RedisUnavailableError):
                 if await question():
                     return
             await asyncio.sleep(0.02)
 
 
-async def written(store: Store) -> bool:
-    await store.adjust_entries(1)
-    return await store.num_entries() == 1
+async def written(index: PrefixIndex) -> bool:
+    await index.adjust_entries(1)
+    return await index.num_entries() == 1
 
 
-async def test_the_first_primary_of_a_list_is_used(open_store, start_redis):
+async def test_the_first_primary_of_a_list_is_used(open_index, start_redis):
     primary = start_redis(settings=AT_ONCE)
     replica = replica_of(primary, start_redis)
-    store = await open_store(f"{replica.url},{primary.url}")
-    await store.adjust_entries(3)
+    index = await open_index(f"{replica.url},{primary.url}")
+    await index.adjust_entries(3)
     with redis.Redis.from_url(primary.url) as client:
         assert client.hget("if1:meta", "entries") == b"3"
 
 
-async def test_a_lone_replica_is_away_and_not_written_to(open_store, start_redis):
+async def test_a_lone_replica_is_away_and_not_written_to(open_index, start_redis):
     replica = replica_of(start_redis(settings=AT_ONCE), start_redis)
-    store = await open_store(replica.url)
-    assert not store.available
+    index = await open_index(replica.url)
+    assert not index.available
     with redis.Redis.from_url(replica.url) as client:
         client.replicaof("NO", "ONE")
-    await until(lambda: written(store))
+    await until(lambda: written(index))
 
 
 @pytest.mark.parametrize("how", ["killed", "paused", "demoted"])

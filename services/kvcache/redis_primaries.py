@@ -1,8 +1,8 @@
-"""Where the primary of Redis may be: one URL, a list of them, or what Sentinels say.
+"""Where the primary of Redis can be found: at one URL, at one of several, or through Sentinels.
 
-A list is for replicas that something else promotes: the first server that calls itself a primary
-is used. Replication is asynchronous, so a promoted replica may lack the last writes; the epochs and
-sequence numbers in the store show it, and the engines repeat what is missing.
+Several URLs are for replicas that something else promotes: the first server that calls itself a
+primary is used. Replication is asynchronous, so a promoted replica may lack the last writes. The
+epochs and sequence numbers in the index reveal that, and the engines repeat what is missing.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+)(?::(\d{1,5}))?")
 
 @dataclass(frozen=True)
 class Sentinels:
-    """A group of Sentinels that watch the primary called `name`."""
+    """A group of Sentinels, and the name of the primary that they watch."""
 
     hosts: tuple[tuple[str, int], ...]
     name: str
@@ -35,7 +35,7 @@ class Sentinels:
     database: str
 
     def url_of(self, host: str, port: int) -> str:
-        """URL of a primary that they name."""
+        """The URL of a primary at this address."""
         shown = f"[{host}]" if ":" in host else host
         user = f"{self.user}@" if self.user else ""
         return f"{self.scheme}://{user}{shown}:{port}/{self.database}"
@@ -43,26 +43,26 @@ class Sentinels:
 
 @dataclass(frozen=True)
 class Primaries:
-    """`redis` as configured: URLs in order of preference, or Sentinels."""
+    """The parsed configuration key `redis`: URLs in order of preference, or Sentinels."""
 
     urls: tuple[str, ...] = ()
     sentinels: Sentinels | None = None
 
 
-def parse(text: str) -> Primaries:
-    """Read the configuration's value.
+def parse_redis_url(text: str) -> Primaries:
+    """Parse the configuration key `redis`.
 
     Raises:
-        ValueError: says what is wrong with it.
+        ValueError: the value is malformed; the message gives the reason.
     """
-    # A list of URLs is cut before a scheme only: Sentinels are a list of hosts inside one URL.
+    # URLs are separated only before a scheme, because one URL can list several Sentinels.
     urls = [part.strip() for part in re.split(r",(?=\s*[a-z+]+://)", text)]
     parts = [_split(url) for url in urls]
     for part in parts:
         _check(part)
     if parts[0].scheme not in _SCHEMES:
         if any(part.scheme in _SCHEMES for part in parts):
-            raise ValueError("Sentinels and plain URLs do not go together")
+            raise ValueError("Sentinels and plain URLs cannot be combined")
         return Primaries(urls=tuple(urls))
     if len(urls) > 1:
         raise ValueError(
@@ -71,15 +71,15 @@ def parse(text: str) -> Primaries:
     return Primaries(sentinels=_sentinels(parts[0]))
 
 
-class Finder:
-    """Names the servers to examine, best first."""
+class PrimaryFinder:
+    """Finds the servers that may be the primary."""
 
     def __init__(self, primaries: Primaries, sentinel_password: str | None, **tls: Any) -> None:
         self._primaries = primaries
-        self._asked: list[Any] = []
+        self._clients: list[Any] = []
         sentinels = primaries.sentinels
         if sentinels is not None:
-            self._asked = [
+            self._clients = [
                 aioredis.Redis(
                     host=host,
                     port=port,
@@ -93,20 +93,22 @@ class Finder:
             ]
 
     @property
-    def moves(self) -> bool:
-        """Whether asking again may give another answer."""
+    def can_change(self) -> bool:
+        """Whether `urls` can return another answer later."""
         return self._primaries.sentinels is not None
 
     async def urls(self) -> Sequence[str]:
-        """URLs to examine; of Sentinels those that most of them name come first.
+        """URLs to examine, best first; the one that most Sentinels name comes first.
 
         Raises:
-            OSError: no Sentinel answered.
+            OSError: no Sentinel names a primary.
         """
         sentinels = self._primaries.sentinels
         if sentinels is None:
             return self._primaries.urls
-        answers = await asyncio.gather(*(self._ask(client, sentinels) for client in self._asked))
+        answers = await asyncio.gather(
+            *(self._query(client, sentinels) for client in self._clients)
+        )
         votes = [url for url in answers if url]
         if not votes:
             raise OSError(f"no Sentinel names a primary called {sentinels.name!r}")
@@ -114,11 +116,11 @@ class Finder:
 
     async def close(self) -> None:
         """Close the connections to Sentinels."""
-        for client in self._asked:
+        for client in self._clients:
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()
 
-    async def _ask(self, client: Any, sentinels: Sentinels) -> str | None:
+    async def _query(self, client: Any, sentinels: Sentinels) -> str | None:
         try:
             async with asyncio.timeout(SENTINEL_TIMEOUT_S):
                 found = await client.execute_command(
@@ -136,7 +138,7 @@ def _split(url: str) -> SplitResult:
     scheme, _, rest = url.partition("://")
     if scheme not in _SCHEMES:
         return urlsplit(url)
-    # A list of hosts, of which any may have brackets, is no URL to the standard library.
+    # The standard library cannot parse a URL with several hosts, which may have brackets.
     place, _, query = rest.partition("?")
     hosts, _, path = place.partition("/")
     return SplitResult(scheme, hosts, f"/{path}", query, "")

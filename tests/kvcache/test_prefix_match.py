@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.kvcache.events import HISTORY, STATE
-from services.kvcache.prefixes import Prefixes
+from services.kvcache.prefix_match import PrefixMatch
 
 TOKENS = [bytes([i]) * 6 for i in range(1, 6)]
 NAMES = {token: f"1 {i}".encode() for i, token in enumerate(TOKENS[:3])} | {TOKENS[3]: b""}
@@ -34,23 +34,23 @@ def plainly(prompt: list[dict[bytes, int]], needs_state: bool) -> dict[bytes, in
 
 @given(PROMPTS, st.booleans(), st.integers(1, 5))
 def test_it_agrees_with_the_definition_however_the_prompt_is_cut(prompt, needs_state, step):
-    prefixes = Prefixes(NAMES, needs_state)
+    match = PrefixMatch(NAMES, needs_state)
     for start in range(0, len(prompt), step):
-        if not prefixes.open:
+        if not match.open:
             break
-        prefixes.take([entry(rows) for rows in prompt[start : start + step]])
-    found = prefixes.found()
+        match.add_entries([entry(rows) for rows in prompt[start : start + step]])
+    found = match.result()
     assert dict(found) == plainly(prompt, needs_state)
-    assert len(found) == len(dict(found)), "nobody twice"
+    assert len(found) == len(dict(found)), "no engine twice"
 
 
-def test_it_is_closed_as_soon_as_nobody_holds_all_blocks():
+def test_it_is_closed_as_soon_as_no_engine_holds_all_blocks():
     row = TOKENS[0] + bytes([HISTORY])
-    prefixes = Prefixes(NAMES, needs_state=False)
-    prefixes.take([row, row])
-    assert prefixes.open
-    prefixes.take([None, row])
-    assert not prefixes.open
-    prefixes.take([row])
-    assert prefixes.found() == [(NAMES[TOKENS[0]], 2)]
-    assert not Prefixes({}, needs_state=False).open
+    match = PrefixMatch(NAMES, needs_state=False)
+    match.add_entries([row, row])
+    assert match.open
+    match.add_entries([None, row])
+    assert not match.open
+    match.add_entries([row])
+    assert match.result() == [(NAMES[TOKENS[0]], 2)]
+    assert not PrefixMatch({}, needs_state=False).open
