@@ -1,11 +1,11 @@
-"""The one definition of a block's identity; engine, balancer and kvcache all compare these hashes.
+"""The hash that identifies a block; engine, balancer and kvcache compare these hashes.
 
     namespace = H("namespace" | revision | layout | numerics | block size | adapter)
     root      = H("root" | namespace | salt)
     block[i]  = H("block" | block[i-1] or root | token ids of block i | extras)
 
 Every part is length-prefixed, so no two different inputs give the same bytes to hash. A new model
-revision or cache layout is a new namespace by itself, so a rolling upgrade cannot mix caches.
+revision or cache layout gives a new namespace, so a rolling upgrade cannot mix caches.
 """
 
 import hashlib
@@ -32,27 +32,27 @@ def _digest(domain: bytes, parts: Iterable[bytes]) -> bytes:
 def namespace(
     *, model_revision: str, kv_layout: str, numerics_id: str, block_size: int, adapter: str = ""
 ) -> bytes:
-    """32 bytes that separate caches which must never be mixed."""
+    """The namespace hash (32 bytes), which separates caches that must not be mixed."""
     parts = (model_revision, kv_layout, numerics_id, str(block_size), adapter)
     return _digest(b"namespace", (p.encode() for p in parts))
 
 
 def effective_salt(tenant: str, caller_salt: str = "") -> bytes:
-    """32 bytes that separate one tenant's cache from another's; b"" for the anonymous tenant."""
+    """The salt (32 bytes) that separates tenants' caches; b"" for the anonymous tenant."""
     if not tenant and not caller_salt:
         return b""
     return _digest(b"salt", (tenant.encode(), caller_salt.encode()))
 
 
 def root(namespace_hash: bytes, salt: bytes = b"") -> BlockHash:
-    """Parent of a sequence's first block."""
+    """The parent hash of a sequence's first block."""
     return BlockHash(_digest(b"root", (namespace_hash, salt)))
 
 
 def hash_block(
     parent: BlockHash, token_ids: Sequence[int], extras: Sequence[bytes] = ()
 ) -> BlockHash:
-    """Hash of one full block given its parent's hash (the root for the first)."""
+    """The hash of one full block, from its parent's hash (the root for the first block)."""
     packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
     return BlockHash(_digest(b"block", (parent, packed, *extras)))
 
@@ -60,7 +60,7 @@ def hash_block(
 def hash_blocks(
     root_hash: BlockHash, token_ids: Sequence[int], block_size: int, limit: int | None = None
 ) -> list[BlockHash]:
-    """Hashes of all full blocks of `token_ids`, in order; a tail shorter than a block has none."""
+    """The hashes of the full blocks of `token_ids`, in order; at most `limit` of them."""
     hashes: list[BlockHash] = []
     parent = root_hash
     for start in islice(range(0, len(token_ids) - block_size + 1, block_size), limit):
@@ -70,18 +70,5 @@ def hash_blocks(
 
 
 def join_for_index(hashes: Iterable[BlockHash]) -> bytes:
-    """Cut to what the index stores and joined, as the protos carry them."""
+    """Shorten hashes to INDEX_HASH_BYTES and join them, as the protos carry them."""
     return b"".join(h[:INDEX_HASH_BYTES] for h in hashes)
-
-
-def split_from_index(joined: bytes) -> list[bytes]:
-    """Inverse of `join_for_index`.
-
-    Raises:
-        ValueError: if the length is not a multiple of INDEX_HASH_BYTES.
-    """
-    if len(joined) % INDEX_HASH_BYTES:
-        raise ValueError(
-            f"{len(joined)} bytes are not a whole number of {INDEX_HASH_BYTES}-byte hashes"
-        )
-    return [joined[i : i + INDEX_HASH_BYTES] for i in range(0, len(joined), INDEX_HASH_BYTES)]

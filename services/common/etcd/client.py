@@ -1,9 +1,8 @@
-"""etcd for asyncio: the one module that knows the client package, which imports as `etcd3`.
+"""A client of etcd for asyncio: keys, transactions, leases and watches.
 
-Its generated stubs are driven over grpc.aio, so there are no threads to leak and several endpoints,
-TLS, deadlines and reconnection are ours. Every call is bounded in time; writes whose fate is
-unknown are not repeated. Errors: EtcdError > EtcdUnavailableError, EtcdRefusedError >
-LeaseNotFoundError.
+It drives the generated stubs of the package `etcd3` over grpc.aio, and handles several endpoints,
+TLS, deadlines and reconnection. Every call is bounded in time. A transaction that may have been
+applied is not repeated.
 """
 
 import asyncio
@@ -63,11 +62,11 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT_S = 2.0
-# A watch that is silent this long is asked for its progress, and given up after as long again.
 WATCH_PROBE_S = 1.5
+"""After this silence a watch requests a progress report; after as long again it is given up."""
 _BACKOFF_S = (0.1, 2.0)
 _OPTIONS: list[tuple[str, Any]] = [
-    # Placement maps are large; etcd's own limit of a request is 1.5 MiB, of a listing none.
+    # Placement maps are large; etcd limits a request to 1.5 MiB and a listing not at all.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     # etcd closes connections that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
@@ -90,14 +89,16 @@ _AWAY = frozenset(
 
 
 class Etcd:
-    """A connection to a cluster; nothing is sent before the first call.
+    """A connection to a cluster; it sends nothing before the first call.
+
+    Calls raise EtcdUnavailableError if no endpoint answers, and EtcdRefusedError if etcd refuses.
 
     Args:
-        endpoints: host:port of one or more members; the next is tried when one does not answer.
-        tls: needed for https:// endpoints; used for those without a scheme if given.
-        user, password: of etcd's own authentication; empty for none.
-        timeout_s: of one call over all endpoints.
-        files: where `tls` comes from; replaced ones are used by new connections.
+        endpoints: host:port of one or more members; if one does not answer, the next is tried.
+        tls: certificates for https:// endpoints; if given, also used for those without a scheme.
+        user, password: for etcd's own authentication; empty for none.
+        timeout_s: limit of one call over all endpoints.
+        files: the files of `tls`; new connections use their newest content.
     """
 
     def __init__(
@@ -123,40 +124,38 @@ class Etcd:
         self._closed = False
 
     async def close(self) -> None:
-        """Give up all calls under way; idempotent and quick, also with etcd gone."""
+        """Abandon all running calls; idempotent, and quick even if etcd is unavailable."""
         self._closed = True
         members, self._members = list(self._members.values()), {}
         for member in members:
             await member.channel.close(None)
 
     async def get(self, key: str) -> KeyValue | None:
-        """The key, or None if it does not exist."""
+        """Read a key; None if it does not exist."""
         reply = await self._call("kv.Range", etcdrpc.RangeRequest(key=key.encode()))
         return key_value(reply.kvs[0]) if reply.kvs else None
 
     async def get_prefix(self, prefix: str) -> Listing:
-        """All keys that start with `prefix`, at one revision."""
+        """Read all keys that start with `prefix`, at one revision."""
         return listing_of(await self._call("kv.Range", prefix_request(prefix)))
 
     async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        """Write a key and return the store's revision.
+        """Write a key; returns the revision of the store.
+
+        Args:
+            lease: id of the lease that the key depends on; 0 for none.
 
         Raises:
-            LeaseNotFoundError: `lease` is gone; nothing was written.
+            LeaseNotFoundError: the lease does not exist; nothing was written.
         """
         request = etcdrpc.PutRequest(key=key.encode(), value=value, lease=lease)
         reply = await self._call("kv.Put", request)
         return int(reply.header.revision)
 
     async def delete(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Delete a key; returns whether it existed."""
         reply = await self._call("kv.DeleteRange", etcdrpc.DeleteRangeRequest(key=key.encode()))
         return bool(reply.deleted)
-
-    async def delete_prefix(self, prefix: str) -> int:
-        """Remove all keys that start with `prefix`; how many there were."""
-        request = etcdrpc.DeleteRangeRequest(key=prefix.encode(), range_end=end_of(prefix))
-        return int((await self._call("kv.DeleteRange", request)).deleted)
 
     async def compare_and_put(
         self, key: str, value: bytes, *, mod_revision: int, lease: int = 0
@@ -164,10 +163,10 @@ class Etcd:
         """Write a key only if it was last changed at `mod_revision` (0: does not exist).
 
         Returns:
-            The key's new revision, or None if somebody else was faster.
+            The key's new revision; None if the key has changed since.
 
         Raises:
-            EtcdUnavailableError: it may have been applied; read the key before trying again.
+            EtcdUnavailableError: the write may have been applied; read the key before a retry.
         """
         return await self.transaction([Compare(key, "mod", mod_revision)], [Put(key, value, lease)])
 
@@ -177,10 +176,10 @@ class Etcd:
         """Apply all of `then` at one revision if all of `compares` hold.
 
         Returns:
-            The revision, or None if a comparison failed and nothing was done.
+            The revision; None if a comparison failed and nothing was done.
 
         Raises:
-            EtcdUnavailableError: it may have been applied.
+            EtcdUnavailableError: the transaction may have been applied.
         """
         request = etcdrpc.TxnRequest(
             compare=[compare_of(compare) for compare in compares],
@@ -189,19 +188,15 @@ class Etcd:
         reply = await self._call("kv.Txn", request, repeatable=False)
         return int(reply.header.revision) if reply.succeeded else None
 
-    async def compact(self, revision: int) -> None:
-        """Forget the history before `revision`; the keys as they stand are kept."""
-        await self._call("kv.Compact", etcdrpc.CompactionRequest(revision=revision))
-
     async def grant_lease(self, ttl_s: int) -> int:
-        """A new lease's id; its keys vanish `ttl_s` seconds after the last `keep_alive`."""
+        """Create a lease and return its id; it expires `ttl_s` seconds after the last renewal."""
         return int((await self._call("lease.LeaseGrant", etcdrpc.LeaseGrantRequest(TTL=ttl_s))).ID)
 
     async def keep_alive(self, lease: int) -> int:
-        """Renew a lease and return its seconds to live.
+        """Renew a lease; returns its time to live in seconds.
 
         Raises:
-            LeaseNotFoundError: it is gone; grant another.
+            LeaseNotFoundError: the lease does not exist; grant another one.
         """
         reply = await self._call(
             "lease.LeaseKeepAlive", etcdrpc.LeaseKeepAliveRequest(ID=lease), streamed=True
@@ -211,18 +206,18 @@ class Etcd:
         return int(reply.TTL)
 
     async def revoke_lease(self, lease: int) -> None:
-        """End a lease and delete its keys; a lease that is already gone is no error."""
+        """End a lease and delete its keys; no error if the lease does not exist."""
         try:
             await self._call("lease.LeaseRevoke", etcdrpc.LeaseRevokeRequest(ID=lease))
         except LeaseNotFoundError:
             return
 
     async def watch_prefix(self, prefix: str) -> AsyncGenerator[Listing | Changes | Lost, None]:
-        """List, then follow all keys below `prefix`, for ever: the caller ends it (`aclosing`).
+        """List all keys below `prefix`, then follow their changes until the caller closes it.
 
-        First a Listing (once etcd is reached), then Changes. Whatever breaks the watch (a dead or
-        paused etcd, a compaction, a store restored to an older state) gives one Lost and, when etcd
-        answers again, a fresh Listing, so a reader that applies both never keeps a ghost.
+        It yields a Listing as soon as etcd answers, then Changes. If the watch breaks (a dead or
+        paused etcd, a compaction, a store restored to an older state), it yields one Lost and a new
+        Listing when etcd answers again. A reader that applies both keeps no deleted key.
         """
         delay_s, reported = _BACKOFF_S[0], False
         while not self._closed:
@@ -251,10 +246,10 @@ class Etcd:
                 start_revision=listing.revision + 1,
                 progress_notify=True,
             )
-            await _write(call, etcdrpc.WatchRequest(create_request=create))
+            await _write_request(call, etcdrpc.WatchRequest(create_request=create))
             while True:
                 reading = asyncio.ensure_future(call.read())
-                changes = changes_of(await _answer(call, reading), listing.revision)
+                changes = changes_of(await _read_answer(call, reading), listing.revision)
                 if changes.changes:
                     yield changes
         except grpc.RpcError as error:
@@ -275,9 +270,9 @@ class Etcd:
     async def _call(
         self, method: str, request: Any, *, repeatable: bool = True, streamed: bool = False
     ) -> Any:
-        """Ask one endpoint after the other until one answers."""
+        """Try the endpoints in turn until one answers."""
         attempt_s = max(self._timeout_s / len(self._endpoints), 0.25)
-        reason = "closed"
+        reason = "the connection is closed"
         for _ in range(len(self._endpoints) + bool(self._user)):
             if self._closed:
                 break
@@ -288,7 +283,7 @@ class Etcd:
             except grpc.RpcError as error:
                 reason = _text(error)
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._user:
-                    member.metadata = None  # the token has expired: ask for another
+                    member.metadata = None  # the token has expired: request another
                     continue
                 if error.code() not in _AWAY:
                     raise _refusal(error) from error
@@ -315,7 +310,7 @@ class Etcd:
 
 
 class _Member:
-    """One endpoint's channel and stubs."""
+    """The channel and the stubs of one endpoint."""
 
     def __init__(self, target: str, tls: Tls | None, files: TlsFiles | None) -> None:
         self.channel: grpc.aio.Channel
@@ -350,16 +345,16 @@ class _Member:
         return reply
 
 
-async def _write(call: Any, request: Any) -> None:
+async def _write_request(call: Any, request: Any) -> None:
     try:
         async with asyncio.timeout(WATCH_PROBE_S):
             await call.write(request)
     except (TimeoutError, asyncio.InvalidStateError) as error:
-        raise EtcdUnavailableError("etcd does not take the watch's requests") from error
+        raise EtcdUnavailableError("etcd does not accept requests of the watch") from error
 
 
-async def _answer(call: Any, reading: "asyncio.Future[Any]") -> Any:
-    """The watch's next message; a silent etcd is asked once for its progress, then given up."""
+async def _read_answer(call: Any, reading: "asyncio.Future[Any]") -> Any:
+    """The watch's next message; a silent etcd gets one progress request, then is given up."""
     for _ in range(2):
         await asyncio.wait({reading}, timeout=WATCH_PROBE_S)
         if reading.cancelled():
@@ -370,7 +365,7 @@ async def _answer(call: Any, reading: "asyncio.Future[Any]") -> Any:
                 raise EtcdUnavailableError("etcd ended the watch")
             return reply
         progress = etcdrpc.WatchRequest(progress_request=etcdrpc.WatchProgressRequest())
-        await _write(call, progress)
+        await _write_request(call, progress)
     raise EtcdUnavailableError("the watch is silent")
 
 

@@ -1,4 +1,4 @@
-"""The keys that say where etcd is and how to be let in, and the connection made from them."""
+"""The configuration keys for etcd, and the connection made from them."""
 
 import ssl
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ def _bad_endpoints(endpoints: Sequence[str]) -> str | None:
 
 
 def endpoints_setting(help: str) -> Any:
-    """The key `etcd`; each service says in `help` what it wants there."""
+    """The key `etcd`; `help` states what the service uses it for."""
     return setting((), help, check=_bad_endpoints)
 
 
 @dataclass(frozen=True)
 class EtcdKeys:
-    """Keys of every service that has a part in etcd; `connect` makes use of them."""
+    """Keys of every service that uses etcd."""
 
     etcd: tuple[str, ...] = endpoints_setting(
         "host:port of etcd's members, separated by commas; https://host:port for TLS"
@@ -44,16 +44,16 @@ class EtcdKeys:
 
 
 def connect(config: EtcdKeys, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Etcd:
-    """The connection that the keys describe; reads their files, sends nothing yet.
+    """Make the connection that the keys describe; reads their files and sends nothing yet.
 
     Raises:
-        ConfigError: an endpoint is not host:port, a file cannot be used, half of a pair is missing.
+        ConfigError: an endpoint is not host:port, a file cannot be used, or a key is missing.
     """
     problem = "needed" if not config.etcd else _bad_endpoints(config.etcd)
     if problem is not None:
         raise ConfigError(f"etcd: {problem}")
-    _need_both(config, _CERT, _KEY)
-    _need_both(config, "etcd_user", "etcd_password_file")
+    _require_both(config, _CERT, _KEY)
+    _require_both(config, "etcd_user", "etcd_password_file")
     password = ""
     if config.etcd_user:
         password = read_secret(config.etcd_password_file, "etcd_password_file")
@@ -68,7 +68,7 @@ def connect(config: EtcdKeys, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Etcd:
     )
 
 
-def _need_both(config: EtcdKeys, *names: str) -> None:
+def _require_both(config: EtcdKeys, *names: str) -> None:
     given = [name for name in names if getattr(config, name)]
     if len(given) == 1:
         missing = next(name for name in names if name not in given)
@@ -81,9 +81,9 @@ def _tls(config: EtcdKeys) -> Tls | None:
         return None
     plain = [endpoint for endpoint in config.etcd if endpoint.startswith("http://")]
     if plain:
-        raise ConfigError(f"etcd: {plain[0]!r} says no TLS, but {given[0]} is set")
+        raise ConfigError(f"etcd: {plain[0]!r} is without TLS, but {given[0]} is set")
     ca, cert, key = (_read(config, name) for name in (_CA, _CERT, _KEY))
-    _check(config)
+    _check_files(config)
     return Tls(ca, cert, key)
 
 
@@ -95,8 +95,8 @@ def _read(config: EtcdKeys, name: str) -> bytes | None:
         raise ConfigError(f"{name}: cannot read {path}: {error.strerror}") from error
 
 
-def _check(config: EtcdKeys) -> None:
-    """Refuse now what gRPC would only show as an etcd that never answers."""
+def _check_files(config: EtcdKeys) -> None:
+    """Refuse unusable files now; gRPC would only report that etcd does not answer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     name = _CA
     try:
@@ -104,9 +104,9 @@ def _check(config: EtcdKeys) -> None:
             context.load_verify_locations(config.etcd_tls_ca_file)
         name = _CERT
         if config.etcd_tls_cert_file:
-            # The empty password: an encrypted key must fail here, not ask a terminal.
+            # With an empty password an encrypted key fails here instead of prompting on a terminal.
             pair = (config.etcd_tls_cert_file, config.etcd_tls_key_file)
             context.load_cert_chain(*pair, password="")
     except (OSError, ValueError) as error:
         what = "CA in PEM" if name == _CA else f"pair in PEM with {_KEY}"
-        raise ConfigError(f"{name}: {getattr(config, name)} is no {what}: {error}") from error
+        raise ConfigError(f"{name}: {getattr(config, name)} is not a {what}: {error}") from error

@@ -1,4 +1,4 @@
-"""One leader among many, by lease and transaction, with a fence for what the leader writes."""
+"""Leader election in etcd by lease and transaction, with a fence for the leader's writes."""
 
 import asyncio
 import logging
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.etcd.client import Compare, Etcd, EtcdError, LeaseNotFoundError, Put
+from services.common.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 _STOP_S = 2.0
@@ -15,25 +16,26 @@ _STOP_S = 2.0
 
 @dataclass(frozen=True)
 class Leadership:
-    """One term. A leader's every write compares `fence`, so a deposed leader cannot write."""
+    """One term of a leader. A leader's writes compare `fence`, so a former one cannot write."""
 
     key: str
     create_revision: int
 
     @property
     def fence(self) -> Compare:
-        """To be put among the comparisons of each transaction of the leader."""
+        """A comparison for each transaction of the leader."""
         return Compare(self.key, "create", self.create_revision)
 
 
 class Election:
-    """Campaigns for a key for ever, and holds it while its lease lives.
+    """Tries to acquire a key until stopped, and holds it while its lease lives.
 
     Args:
-        etcd: shared; closed by its owner after `stop`.
-        key: the office.
-        value: who holds it, for people.
-        ttl_s: a leader that is cut off or killed is succeeded after about this long.
+        etcd: closed by its owner, after `stop`.
+        key: its holder is the leader.
+        value: the holder's name, for readers of the key.
+        ttl_s: seconds after which a leader that is cut off or killed can be replaced.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -57,16 +59,16 @@ class Election:
 
     @property
     def leadership(self) -> Leadership | None:
-        """The present term, or None; ends by itself when the lease may have run out."""
+        """The current term; None without one, and as soon as the lease may have expired."""
         return self._term if self._clock() < self._good_until else None
 
     async def start(self) -> None:
-        """Begin to campaign in the background; returns at once, also with etcd away."""
+        """Begin in the background; returns at once, even if etcd is unavailable."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"election {self._key}")
 
     async def wait_elected(self) -> Leadership:
-        """Return once this one is the leader."""
+        """Return once this process is the leader."""
         while (term := self.leadership) is None:
             self._elected.clear()
             await self._elected.wait()
@@ -77,8 +79,7 @@ class Election:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.wait({task})
+        await cancel_and_wait(task)
         self._term, self._good_until = None, 0.0
         lease, self._lease = self._lease, 0
         if lease:
@@ -86,24 +87,28 @@ class Election:
                 async with asyncio.timeout(_STOP_S):
                     await self._etcd.revoke_lease(lease)
             except (EtcdError, TimeoutError) as error:
-                log.warning("%s: left to its lease (%s)", self._key, str(error) or "no answer")
+                log.warning(
+                    "%s: not deleted, its lease will expire (%s)",
+                    self._key,
+                    str(error) or "no answer",
+                )
 
     async def _run(self) -> None:
         while True:
             try:
-                await self._turn()
+                await self._renew_or_acquire()
             except LeaseNotFoundError:
-                self._step_down("its lease is gone")
+                self._step_down("its lease has expired")
                 self._lease = 0
                 continue
             except EtcdError as error:
                 log.debug("%s: %s", self._key, error)
                 if self.leadership is None:
-                    self._step_down("etcd is away")
+                    self._step_down("etcd is unavailable")
             await asyncio.sleep(self._ttl_s / 3 * random.uniform(0.5, 1.0))
 
-    async def _turn(self) -> None:
-        """Renew the lease, then hold the office, take it or leave it to its holder."""
+    async def _renew_or_acquire(self) -> None:
+        """Renew the lease, then check the holder of the key, and acquire it if there is none."""
         began = self._clock()
         if self._lease:
             await self._etcd.keep_alive(self._lease)
@@ -114,10 +119,10 @@ class Election:
             vacant = [Compare(self._key, "create", 0)]
             put = Put(self._key, self._value, self._lease)
             await self._etcd.transaction(vacant, [put])
-            # Read back what stands: an answer may be lost although the transaction was done.
+            # Read the key again: the transaction may be done although its answer was lost.
             holder = await self._etcd.get(self._key)
         if holder is None or holder.lease != self._lease:
-            self._step_down("another one holds it")
+            self._step_down("another process is the leader")
             return
         term = Leadership(self._key, holder.create_revision)
         if term != self._term:

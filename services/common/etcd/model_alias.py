@@ -1,5 +1,6 @@
-"""A model's public name and the revisions behind it, with weights: the record in etcd, and the
-choice of a revision for one request as a pure function, so that all gateways agree.
+"""Model aliases: the record in etcd of a public name and the weighted revisions behind it.
+
+`choose` picks the revision for a request. It is a pure function, so all gateways agree.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 class AliasError(ValueError):
-    """The record cannot be used; begins with the field at fault."""
+    """The record cannot be used; the message begins with the field at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +38,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AliasRecord:
-    """What etcd holds under MODELS_PREFIX + alias."""
+    """The record that etcd holds under MODELS_PREFIX + alias."""
 
     targets: tuple[Target, ...]
     version: int = 1
-    """Grows by one with each write; etcd's own numbers start again when a store is emptied."""
+    """Grows by one with each write; etcd's own revisions restart when a store is emptied."""
     previous: tuple[Target, ...] = ()
     """The targets of the version before, for a rollback."""
     author: str = ""
     updated_unix_ms: int = 0
     deleted: bool = False
-    """Taken away on purpose; a key that is merely gone was lost and is written again."""
+    """Deleted on purpose; a key that is missing without this was lost and is written again."""
 
     @property
     def shares(self) -> Mapping[tuple[str, str], float]:
@@ -56,15 +57,15 @@ class AliasRecord:
         return {target.key: target.weight / total for target in self.targets}
 
     def to_json(self) -> bytes:
-        """As it is written."""
+        """The record as JSON, as it is written to etcd."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
 
 def check_alias(alias: str) -> None:
-    """Refuse a name that could not be a key.
+    """Check that a name can be part of a key.
 
     Raises:
-        AliasError: it is none.
+        AliasError: the name has other characters, or is too long.
     """
     if not _ALIAS.fullmatch(alias):
         raise AliasError(
@@ -73,10 +74,10 @@ def check_alias(alias: str) -> None:
 
 
 def parse_record(value: bytes) -> AliasRecord:
-    """Read a record as anyone may have written it.
+    """Parse and check a record.
 
     Raises:
-        AliasError: naming the field at fault.
+        AliasError: a field is malformed; the message begins with it.
     """
     try:
         record = json.loads(value)
@@ -104,10 +105,10 @@ def parse_record(value: bytes) -> AliasRecord:
 
 
 def check_targets(targets: Sequence[Target], field: str = "targets") -> None:
-    """Refuse targets among which none can be chosen, or one is named twice.
+    """Check that a target can be chosen and that none is listed twice.
 
     Raises:
-        AliasError: naming the field at fault.
+        AliasError: a field is malformed; the message begins with it.
     """
     if not 1 <= len(targets) <= MAX_TARGETS:
         raise AliasError(f"{field}: must name 1 to {MAX_TARGETS} revisions, not {len(targets)}")
@@ -119,7 +120,7 @@ def check_targets(targets: Sequence[Target], field: str = "targets") -> None:
         if not 0 <= target.weight <= MAX_WEIGHT:  # NaN is refused too
             raise AliasError(f"{where}.weight: {target.weight!r} is not in [0, {MAX_WEIGHT:g}]")
         if target.key in seen:
-            raise AliasError(f"{where}: {target.model}@{target.revision} is there twice")
+            raise AliasError(f"{where}: {target.model}@{target.revision} is listed twice")
         seen.add(target.key)
     if not sum(target.weight for target in targets) > 0:
         raise AliasError(f"{field}: no weight is above 0")
@@ -130,8 +131,8 @@ def choose(
 ) -> Target | None:
     """The target that a request of this key goes to; None if no usable one has a weight.
 
-    Weighted rendezvous hashing: the shares are as the weights say, a key keeps its target while
-    weights stay, and when one weight grows, keys move to that target only.
+    Weighted rendezvous hashing: the shares follow the weights, a key keeps its target while the
+    weights stay the same, and when a weight grows, keys only move to that target.
     """
     best: tuple[float, tuple[str, str], Target] | None = None
     for target in targets:
@@ -140,8 +141,8 @@ def choose(
         text = "\0".join((alias, key, target.model, target.revision))
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         uniform = (int.from_bytes(digest[:6], "big") + 0.5) / 2.0**48
-        # Of exponential clocks with these rates, the first to ring is each with its share; as
-        # logarithms, so that no weight is too small or too large.
+        # Among exponential clocks with the weights as rates, each rings first with its share.
+        # Logarithms keep very small and very large weights exact.
         rings_at = math.log(-math.log(uniform)) - math.log(target.weight)
         if best is None or (rings_at, target.key) < best[:2]:
             best = rings_at, target.key, target

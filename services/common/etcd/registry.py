@@ -1,7 +1,7 @@
-"""Who is there: a service's own key in etcd under a lease, and a reader's view of such keys.
+"""Service discovery in etcd: a service's own key under a lease, and a reader's view of such keys.
 
-Neither side ever fails because etcd is away: a writer registers again for ever, a reader keeps what
-it last knew until it has listed again.
+Neither side fails while etcd is unavailable: a writer keeps trying to register, and a reader keeps
+the last known records until it has listed them again.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from services.common.etcd.client import Changes, Etcd, EtcdError, LeaseNotFoundError, Listing, Lost
+from services.common.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +23,13 @@ _STOP_S = 2.0
 
 
 class Registration:
-    """Keeps one key of this process in etcd, whatever happens to etcd.
+    """Keeps one key of this process in etcd, and writes it again when etcd has lost it.
 
     Args:
-        etcd: shared; closed by its owner after `stop`.
+        etcd: closed by its owner, after `stop`.
         key: e.g. ENGINES_PREFIX + engine_id.
-        value_fn: the value as it should be now; asked at each write.
-        ttl_s: how long the key outlives a killed process.
+        value_fn: returns the current value; called at each write.
+        ttl_s: how long the key outlives a killed process, in seconds.
     """
 
     def __init__(self, etcd: Etcd, key: str, value_fn: Callable[[], bytes], ttl_s: int = 5) -> None:
@@ -43,44 +44,45 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to register in the background; returns at once, also with etcd away."""
+        """Begin to register in the background; returns at once, even if etcd is unavailable."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"register {self._key}")
 
     async def refresh(self) -> None:
-        """The value has changed: write it soon. Returns at once."""
+        """Write the changed value soon; returns at once."""
         self.refresh_soon()
 
     def refresh_soon(self) -> None:
-        """The same, for callers that are no coroutines."""
+        """The same for callers that are not coroutines."""
         self._changed.set()
 
     async def wait_registered(self) -> None:
-        """Return once the key stands in etcd."""
+        """Return once the key is in etcd."""
         await self._registered.wait()
 
     @property
     def registered(self) -> bool:
-        """Whether the key stood in etcd when last looked at."""
+        """Whether the key was in etcd at the last check."""
         return self._registered.is_set()
 
     async def stop(self) -> None:
-        """Delete the key (if it is still ours) and end; bounded in time, idempotent."""
+        """Delete the key if it still belongs to this process; bounded in time, idempotent."""
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.wait({task})
+        await cancel_and_wait(task)
         self._registered.clear()
         lease, self._lease = self._lease, 0
         if not lease:
             return
-        # Revoking deletes the key only while it hangs on our lease, never a successor's.
+        # Revoking the lease deletes the key only if it still depends on it, never a successor's.
         try:
             async with asyncio.timeout(_STOP_S):
                 await self._etcd.revoke_lease(lease)
         except (EtcdError, TimeoutError) as error:
-            log.warning("%s: left to its lease (%s)", self._key, str(error) or "no answer")
+            log.warning(
+                "%s: not deleted, its lease will expire (%s)", self._key, str(error) or "no answer"
+            )
 
     async def _run(self) -> None:
         delay_s, quiet = 0.1, False
@@ -89,7 +91,7 @@ class Registration:
                 await self._register()
                 delay_s, quiet = 0.1, False
                 while True:
-                    await self._keep()
+                    await self._maintain()
             except LeaseNotFoundError:
                 log.info("%s: lease lost, registering again", self._key)
                 self._lease = 0
@@ -106,31 +108,31 @@ class Registration:
             await self._etcd.keep_alive(self._lease)
         else:
             self._lease = await self._etcd.grant_lease(self._ttl_s)
-        self._renewal_is_due_in(self._ttl_s / 3)
+        self._schedule_renewal(self._ttl_s / 3)
         await self._write()
 
-    async def _keep(self) -> None:
-        """One turn: write a changed value, or renew the lease and see that the key stands."""
-        # A write renews no lease, so one that is due comes before any number of changes.
+    async def _maintain(self) -> None:
+        """Write a changed value, or renew the lease and check that the key is in etcd."""
+        # A write does not renew the lease, so a renewal that is due precedes any changes.
         if asyncio.get_running_loop().time() < self._renew_at:
             try:
-                # Not wait_for: Python 3.11's loses a cancellation that meets the event (bpo-37658).
+                # Not wait_for: in Python 3.11 it can lose a cancellation (bpo-37658).
                 async with asyncio.timeout_at(self._renew_at):
                     await self._changed.wait()
             except TimeoutError:
                 return
         else:
             await self._etcd.keep_alive(self._lease)
-            self._renewal_is_due_in(self._ttl_s / 3)
-            standing = await self._etcd.get(self._key)
-            if standing is not None:
-                if standing.lease != self._lease and self._registered.is_set():
-                    log.warning("%s: another process has taken this key", self._key)
+            self._schedule_renewal(self._ttl_s / 3)
+            current = await self._etcd.get(self._key)
+            if current is not None:
+                if current.lease != self._lease and self._registered.is_set():
+                    log.warning("%s: another process has written this key", self._key)
                     self._registered.clear()
                 return
         await self._write()
 
-    def _renewal_is_due_in(self, seconds: float) -> None:
+    def _schedule_renewal(self, seconds: float) -> None:
         self._renew_at = asyncio.get_running_loop().time() + seconds
 
     async def _write(self) -> None:
@@ -162,8 +164,8 @@ class RegistryRecords(Protocol):
 class RegistryView:
     """A live copy of all keys below a prefix.
 
-    While etcd is away it shows what it last knew; a store that comes back without the keys empties
-    it, so a reader with other evidence of life (an open stream) must weigh both.
+    While etcd is unavailable it shows the last known records. If etcd comes back without the keys
+    it becomes empty, so a reader with other evidence of life (an open stream) must weigh both.
     """
 
     def __init__(self, etcd: Etcd, prefix: str) -> None:
@@ -178,16 +180,15 @@ class RegistryView:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to follow in the background; returns at once, also with etcd away."""
+        """Begin to follow in the background; returns at once, even if etcd is unavailable."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"watch {self._prefix}")
 
     async def stop(self) -> None:
-        """End; the last snapshot stays readable. Idempotent."""
+        """Stop following; the last snapshot stays readable. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+            await cancel_and_wait(task)
             self._connected = False
 
     def snapshot(self) -> Mapping[str, bytes]:
@@ -205,7 +206,7 @@ class RegistryView:
         return self._connected
 
     async def wait_listed(self) -> None:
-        """Return once etcd has been listed for the first time."""
+        """Return once the keys have been listed for the first time."""
         await self._listed.wait()
 
     async def wait_change(self, version: int) -> int:

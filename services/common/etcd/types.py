@@ -1,4 +1,4 @@
-"""What etcd callers exchange: errors, keys, listings, changes and the parts of a transaction."""
+"""Records and errors of the etcd client: keys, listings, changes, parts of a transaction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 
 class EtcdError(Exception):
-    """Root of what this module raises."""
+    """Base class of all errors of the etcd client."""
 
 
 class EtcdUnavailableError(EtcdError):
@@ -14,7 +14,7 @@ class EtcdUnavailableError(EtcdError):
 
 
 class EtcdRefusedError(EtcdError):
-    """etcd answered, and the answer is no (permissions, quota, a malformed request)."""
+    """etcd refused the request: permissions, quota, or a malformed request."""
 
 
 class LeaseNotFoundError(EtcdRefusedError):
@@ -23,7 +23,7 @@ class LeaseNotFoundError(EtcdRefusedError):
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM of the CA (None: the system's) and, for client authentication, certificate and key."""
+    """PEM data: the CA (None: the system's), and certificate and key for client authentication."""
 
     ca: bytes | None = None
     cert: bytes | None = None
@@ -32,7 +32,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class KeyValue:
-    """A key as it stands; `create_revision` names this life of the key, `lease` 0 is none."""
+    """A key's current state; `create_revision` identifies this life of the key, `lease` 0: none."""
 
     key: str
     value: bytes
@@ -43,7 +43,7 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class Listing:
-    """Everything below a prefix at one revision; in a watch, what replaces all known before."""
+    """All keys below a prefix at one revision; in a watch it replaces all earlier records."""
 
     revision: int
     items: Mapping[str, KeyValue]
@@ -51,7 +51,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Change:
-    """A key's new state; `value` None: it was deleted or its lease ran out."""
+    """A key's new state; `value` None: it was deleted or its lease expired."""
 
     key: str
     value: KeyValue | None
@@ -59,7 +59,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """One answer of the watch: whole transactions, in order; apply all before anyone looks."""
+    """One answer of the watch: whole transactions in order, to be applied together."""
 
     revision: int
     changes: tuple[Change, ...]
@@ -67,7 +67,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Lost:
-    """The watch broke; a Listing follows when etcd is reached again."""
+    """The watch broke; a Listing follows when etcd answers again."""
 
     reason: str
 
@@ -98,10 +98,10 @@ class Delete:
 
 
 def parse_endpoint(text: str) -> tuple[str, bool]:
-    """host:port, with or without http:// or https://, as (host:port, wants TLS).
+    """Parse host:port, with or without http:// or https://, into (host:port, uses TLS).
 
     Raises:
-        ValueError: it names no host and port.
+        ValueError: the text is not host:port.
     """
     scheme, _, rest = text.rpartition("://")
     target = rest.rstrip("/")

@@ -1,4 +1,4 @@
-"""etcd's protobufs to and from our records; used by `etcd.py` alone."""
+"""Converts between etcd's protobufs and the records of types.py; used by client.py only."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def changes_of(reply: Any, listed_revision: int) -> Changes:
             f"etcd cancelled the watch: {reply.cancel_reason or 'compacted'}"
         )
     if reply.header.revision < listed_revision:
-        raise EtcdUnavailableError("the store went back to an older state")
+        raise EtcdUnavailableError("the store was restored to an older state")
     changes = []
     for event in reply.events:
         item = key_value(event.kv)

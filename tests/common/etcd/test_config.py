@@ -47,22 +47,22 @@ def test_every_service_with_a_part_in_etcd_has_the_keys(config):
         ({"etcd_user": "u", "etcd_password_file": "/none"}, "etcd_password_file: cannot read"),
         ({"etcd_user": "u", "etcd_password_file": "{empty}"}, "etcd_password_file: .* is empty"),
         ({"etcd_tls_ca_file": "/none"}, "etcd_tls_ca_file: cannot read /none: No such file"),
-        ({"etcd_tls_ca_file": "{word}"}, "etcd_tls_ca_file: .* is no CA in PEM"),
+        ({"etcd_tls_ca_file": "{word}"}, "etcd_tls_ca_file: .* is not a CA in PEM"),
         (
             {"etcd_tls_cert_file": "/none", "etcd_tls_key_file": "{key}"},
             "etcd_tls_cert_file: cannot read",
         ),
         (
             {"etcd_tls_cert_file": "{ca}", "etcd_tls_key_file": "{key}"},
-            "etcd_tls_cert_file: .* is no pair in PEM with etcd_tls_key_file",
+            "etcd_tls_cert_file: .* is not a pair in PEM with etcd_tls_key_file",
         ),
         (
             {"etcd_tls_cert_file": "{cert}", "etcd_tls_key_file": "{encrypted}"},
-            "etcd_tls_cert_file: .* is no pair in PEM with etcd_tls_key_file",
+            "etcd_tls_cert_file: .* is not a pair in PEM with etcd_tls_key_file",
         ),
         (
             {"etcd": ("e:1", "http://e:2"), "etcd_tls_ca_file": "{ca}"},
-            "etcd: 'http://e:2' says no TLS, but etcd_tls_ca_file is set",
+            "etcd: 'http://e:2' is without TLS, but etcd_tls_ca_file is set",
         ),
     ],
 )

@@ -97,7 +97,7 @@ GOOD = {"model": "m", "revision": "r", "weight": 1}
         ({"targets": [{**GOOD, "weight": 1e9}]}, "targets[0].weight"),
         (b'{"targets": [{"model": "m", "revision": "r", "weight": NaN}]}', "targets[0].weight"),
         ({"targets": [{**GOOD, "weight": 0}]}, "targets: no weight"),
-        ({"targets": [GOOD, GOOD]}, "targets[1]: m@r is there twice"),
+        ({"targets": [GOOD, GOOD]}, "targets[1]: m@r is listed twice"),
         ({"targets": [GOOD], "version": 0}, "version"),
         ({"targets": [GOOD], "version": "2"}, "version"),
         ({"targets": [GOOD], "previous": [{}]}, "previous[0].model"),
