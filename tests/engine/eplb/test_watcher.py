@@ -11,6 +11,7 @@ from services.engine.contract.messages import PlacementRejection, RoundReport
 from services.engine.eplb.placement_map import Rejection, encode
 from services.engine.eplb.placement_store import PlacementStore
 from services.engine.eplb.watcher import PlacementWatcher
+from tests.doubles.etcd_keys import delete_prefix
 
 pytestmark = pytest.mark.services
 OTHER = (3, 2, 1, 0, 3, 2)
@@ -161,7 +162,7 @@ async def test_a_deleted_map_comes_back_with_its_version(store, engine, make_map
     for one in engines:
         await one.until(uses(3))
     before = await store.read()
-    await store.etcd.delete_prefix(store.keys.prefix)
+    await delete_prefix(store.etcd, store.keys.prefix)
     await _until_stored(read_until, store, before.current)
     state = await store.read()
     assert 3 in state.history
@@ -182,7 +183,7 @@ async def test_with_a_refused_map_the_one_in_use_is_restored_as_well(
     await store.write(make_map(row=OTHER), await store.read())
     await one.until(refused(2))
     bad = (await store.read()).current
-    await store.etcd.delete_prefix(store.keys.prefix)
+    await delete_prefix(store.etcd, store.keys.prefix)
     await _until_stored(read_until, store, bad)
     assert (await store.read()).history == {1: good, 2: bad}
 

@@ -14,6 +14,7 @@ from services.common.etcd.client import Etcd
 from services.common.etcd.registry import ENGINES_PREFIX
 from services.engine.contract.core_link import CoreLink
 from services.engine.eplb.placement_store import PlacementStore, list_groups
+from tests.doubles.etcd_keys import delete_prefix
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 pytestmark = pytest.mark.services
@@ -58,7 +59,7 @@ def tiny_moe(tmp_path_factory):
 
 async def _start(start_front, etcd_endpoint, tiny_moe):
     etcd = Etcd([etcd_endpoint])
-    await etcd.delete_prefix("/inferfleet/placement/")  # groups of other tests share this etcd
+    await delete_prefix(etcd, "/inferfleet/placement/")  # groups of other tests share this etcd
     await etcd.close()
     return await start_front(
         core=CoreLink(),
