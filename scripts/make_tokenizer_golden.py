@@ -182,8 +182,8 @@ def _ids(program: Path, model: Path, text: str) -> list[int]:
         file.write(text)
         file.flush()
         command = [program, "-m", model, "-f", file.name, "--ids", "--no-bos", "--no-escape"]
-        said = subprocess.run([*command, "--log-disable"], capture_output=True, check=True)
-    ids: list[int] = json.loads(said.stdout)
+        done = subprocess.run([*command, "--log-disable"], capture_output=True, check=True)
+    ids: list[int] = json.loads(done.stdout)
     return ids
 
 

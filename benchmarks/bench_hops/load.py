@@ -20,7 +20,7 @@ PUBLIC = "/inferfleet.v1.Inference/Generate"
 
 @dataclass
 class Counts:
-    """What one load saw."""
+    """The measurements of one load."""
 
     messages: int = 0
     tokens: int = 0
@@ -71,7 +71,7 @@ async def over_grpc(address: str, method: str, load: Load) -> Counts:
             message = envelope if method == INTERNAL else request
             meter = _Meter(counts)
             async for raw in call(message.SerializeToString()):
-                meter.saw(inference_pb2.GenerateResponse.FromString(raw).delta.num_tokens)
+                meter.record(inference_pb2.GenerateResponse.FromString(raw).delta.num_tokens)
 
         await _rounds(counts, load, one)
     return counts
@@ -99,7 +99,7 @@ async def over_sse(address: str, load: Load) -> Counts:
         meter = _Meter(counts)
         async for line in reader:
             if line.startswith(b"data: {"):
-                meter.saw(line.count(b" word"))
+                meter.record(line.count(b" word"))
             elif line.startswith(b"data: [DONE]"):
                 break
             elif line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
@@ -121,7 +121,7 @@ class _Meter:
         """Whether anything was seen."""
         return self._last > 0
 
-    def saw(self, tokens: int) -> None:
+    def record(self, tokens: int) -> None:
         now = time.perf_counter()
         if self._last:
             self._counts.gaps.append(now - self._last)

@@ -166,14 +166,14 @@ class Engine:
             seq.reported = True
         wanted = [s.remaining for s in (*chunked, *candidates)]
         share = PrefillShare(wanted, self.rates.round_tokens - len(decodes))
-        chunks = [(s, n) for s in chunked if (n := _take(share, s))]
+        chunks = [(s, n) for s in chunked if (n := _take_tokens(share, s))]
         for seq in candidates:
             if not share.left or len(self._running) >= self.rates.max_num_seqs:
                 break
             if share.offer(seq.remaining) and self._admit(seq):
                 self._waiting.remove(seq)
                 self._running.append(seq)
-                chunks.append((seq, _take(share, seq)))
+                chunks.append((seq, _take_tokens(share, seq)))
         if not chunks and not decodes:
             self._round = None
             return
@@ -247,7 +247,7 @@ class Engine:
         )
 
 
-def _take(share: PrefillShare, seq: Running) -> int:
+def _take_tokens(share: PrefillShare, seq: Running) -> int:
     tokens = share.offer(seq.remaining)
     share.take(seq.remaining, tokens)
     return tokens

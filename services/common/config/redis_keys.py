@@ -24,10 +24,10 @@ def number_problem(parts: SplitResult) -> str | None:
         port = 0
     if port == 0:
         return f"expected a port from 1 to 65535 in {parts.netloc.rpartition('@')[2]!r}"
-    told = parse_qs(parts.query, keep_blank_values=True).get("db", [])
+    databases = parse_qs(parts.query, keep_blank_values=True).get("db", [])
     if parts.scheme != "unix" and parts.path.strip("/"):
-        told = [parts.path[1:], *told]
-    bad = [text for text in told if not re.fullmatch(r"[0-9]{1,9}/?", text)]
+        databases = [parts.path[1:], *databases]
+    bad = [text for text in databases if not re.fullmatch(r"[0-9]{1,9}/?", text)]
     return f"expected the number of a database, not {bad[0]!r}" if bad else None
 
 
