@@ -9,9 +9,9 @@ from opentelemetry import trace
 from services.balancer.engines.engine_view import EngineView, RoutingRequest
 from services.balancer.engines.member import Dispatch, Member, Outcome
 from services.balancer.queue.slots import SlotReservation
+from services.balancer.request import span_attributes
 from services.balancer.request.dependencies import Dependencies
 from services.balancer.request.recovery import Recovery
-from services.balancer.routing import span_attributes
 from services.balancer.routing.decision_ledger import Decision
 from services.balancer.routing.prefix_match import Matches
 from services.balancer.routing.router import RoutingResult

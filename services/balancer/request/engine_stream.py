@@ -16,6 +16,7 @@ from services.balancer.engines.engine_view import EngineView, RoutingRequest
 from services.balancer.engines.member import Outcome
 from services.balancer.queue.fair_queue import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT
 from services.balancer.queue.slots import SlotReservation
+from services.balancer.request import span_attributes
 from services.balancer.request.attempt import Attempt, AttemptStarter
 from services.balancer.request.dependencies import Dependencies
 from services.balancer.request.failure import (
@@ -28,7 +29,6 @@ from services.balancer.request.failure import (
 )
 from services.balancer.request.incoming import Incoming
 from services.balancer.request.recovery import Finish, GiveUp, NextStep, Recovery, Retry
-from services.balancer.routing import span_attributes
 from services.common import errors
 from services.common.rpc import ENGINE_ID_KEY, REQUEST_ID_KEY, remaining_s
 from services.common.rpc.carrier import RunContext, take_messages
