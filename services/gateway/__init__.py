@@ -7,5 +7,5 @@ callers/       API keys, quotas, usage records, audit log
 models/        names, revisions, tokenizers and chat templates
 answers/       splits answers into content, reasoning and tool calls
 balancers.py   opens streams at balancers; upstream.py: one open stream
-metrics.py     the span and the metrics of a request
+metrics.py     the span and the metrics of a request; message_tags.py: tells deltas apart
 """

@@ -17,8 +17,8 @@ from services.gateway.openai.shared_fields import (
     read_stream,
 )
 from services.gateway.openai.tool_fields import read_tools
+from services.gateway.request.checks import MAX_MESSAGES
 
-MAX_MESSAGES = 4096
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 
 from inferfleet_proto.v1 import inference_pb2
+from services.gateway.answers.tools import MAX_TOOLS
 from services.gateway.openai.fields import Fields, describe_value, refuse
 
-MAX_TOOLS = 128
 _Choice = inference_pb2.ToolChoice
 _MODES = {
     "auto": _Choice.MODE_AUTO,

@@ -19,11 +19,11 @@ from services.common.request_limits import (
     check_stop_strings,
     min_tokens_range,
 )
+from services.gateway.answers.tools import MAX_TOOLS
 
 MAX_CHOICE_TEXTS = 1000
 MAX_CONSTRAINT_CHARS = 64 * 1024
 MAX_MESSAGES = 4096
-MAX_TOOLS = 128
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
