@@ -7,13 +7,14 @@ the client reads. Resuming a stream on another engine relies on this.
 from collections.abc import Sequence
 
 from inferfleet_proto.v1 import inference_pb2
+from services.engine.contract.finish_reason import FinishReason
 from services.engine.contract.messages import ChoiceOutput, TokenLogprobs
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.text.detokenizer import Detokenizer, TokenBytes
 from services.engine.text.stop_strings import StopChecker
 
 # Tokens that end a choice for these reasons are in the ids but not in the text.
-_HIDDEN_ENDS = frozenset({"EOS", "STOP_TOKEN"})
+_HIDDEN_ENDS = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 
 
 class ChoiceStream:
@@ -108,7 +109,9 @@ class ChoiceStream:
         return delta
 
     def _shows_end(self, output: ChoiceOutput) -> bool:
-        return output.finish_reason == "STOP_TOKEN" and self._params.include_stop_in_output
+        return (
+            output.finish_reason == FinishReason.STOP_TOKEN and self._params.include_stop_in_output
+        )
 
     def _add_token(self, token_id: int, *, hidden: bool) -> bool:
         """Add one token; returns whether a stop string ends in it."""
@@ -144,7 +147,7 @@ class ChoiceStream:
         self._add_text(self._detokenizer.flush())
         reason = f"FINISH_REASON_{output.finish_reason}"
         self.finished = inference_pb2.Finished(choice=self.index, reason=reason)
-        if output.finish_reason == "STOP_TOKEN" and output.matched_token_id is not None:
+        if output.finish_reason == FinishReason.STOP_TOKEN and output.matched_token_id is not None:
             self.finished.stop_token_id = output.matched_token_id
 
 

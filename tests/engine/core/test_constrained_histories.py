@@ -1,4 +1,4 @@
-"""Random histories of constrained requests: whatever is held, aborted, preempted or resumed with
+"""Random histories of constrained requests: requests are held, aborted, preempted or resumed with
 several choices, each choice gets the tokens that it would get alone, and nothing is left behind."""
 
 import json
@@ -26,13 +26,13 @@ from services.engine.grammar.wire import Setup
 EOS, EOS_2 = 258, 256
 MODEL = SimulatedModel(vocab_size=320, max_model_len=96, eos=EOS)
 LIST = {"type": "array", "items": {"enum": ["ab", "c"]}, "minItems": 1, "maxItems": 3}
-NOBODY = Constraint("ebnf", "root ::= nobody")
+NEVER = Constraint("ebnf", "root ::= never")
 KINDS = {
     "word": Constraint("regex", "[a-f]{3,6}-[0-9]{2}"),
     "open": Constraint("regex", "[ab]*"),
     "choice": Constraint("choice", "", ("yes", "no", "né")),
     "list": Constraint("json_schema", json.dumps(LIST)),
-    "nobody": NOBODY,
+    "never": NEVER,
     "plain": None,
 }
 params = st.fixed_dictionaries(

@@ -15,7 +15,7 @@ from services.engine.core.request_checks import request_from
 
 QUIET = SimulatedModel(vocab_size=64, max_model_len=512, eos=63)
 SLOW = replace(QUIET, token_us=1000.0, max_model_len=4096)
-"""1,000 positions a second at most, whatever the machine."""
+"""At most 1,000 positions per second, on any machine."""
 
 
 class Clock:

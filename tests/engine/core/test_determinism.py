@@ -1,6 +1,6 @@
-"""The law of the deterministic mode as a matrix: one answer, whatever happens to the request.
+"""The determinism guarantee as a matrix: a request gives the same tokens in every cell.
 
-What happened is read off the rounds that the runner was given: no cell passes without its feature.
+Each test checks, in the rounds that the runner was given, that its cell's features did occur.
 """
 
 import itertools
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.timeout(240)
 BLOCK = 8
 PROMPT = [(37 * i * i + 11 * i) % 251 for i in range(72)]
 WARM = 32
-"""Prompt tokens that somebody else asked about before."""
-CARRIED = 24
-"""Tokens that the first of two engines gives."""
+"""Prompt tokens that an earlier request has left in the cache."""
+RESUMED_AFTER = 24
+"""Tokens that the first of two engines generates before the second resumes the answer."""
 SHORTEST = 64
 SAMPLING = {
     "greedy": SamplingParams(temperature=0.0, seed=3),
@@ -46,7 +46,7 @@ NAMES = list(itertools.product(SAMPLING, CONSTRAINTS))
 
 @dataclass(frozen=True)
 class Cell:
-    """What shall happen to the request."""
+    """What happens to the request."""
 
     batch: bool = False
     hit: bool = False
@@ -58,7 +58,7 @@ class Cell:
         return "+".join(name for name, on in vars(self).items() if on) or "nothing"
 
     def config(self, model: str) -> EngineConfig:
-        """Blocks are scarce where others shall take the request's."""
+        """Blocks are scarce in the cells where other requests preempt this one."""
         return EngineConfig(
             model=model,
             threads=1,
@@ -73,7 +73,7 @@ class Cell:
 
 
 class WatchedRunner(ModelRunner):
-    """Remembers what each forward was given."""
+    """Records the batch of each forward."""
 
     rounds: list[tuple[SequenceMetadata, ...]]
 
@@ -113,11 +113,11 @@ class SharedBuilder(SOMatcherBuilder):
         super().close()
 
 
-class Law:
+class DeterminismCells:
     """Runs cells over one model.
 
     Args:
-        letters: least length of the word in the object that is asked for; it takes SHORTEST tokens.
+        letters: least length of the word in the requested object; it takes SHORTEST tokens.
         most: tokens of that object at most.
     """
 
@@ -149,7 +149,7 @@ class Law:
             self._answers[name] = self._run(cell, self.params(sampling, constraint), [])
         return self._answers[name]
 
-    def carried_on(self, cell: Cell, sampling: str, constraint: str, begun: list[int]) -> Answer:
+    def resumed(self, cell: Cell, sampling: str, constraint: str, begun: list[int]) -> Answer:
         """What a second engine adds."""
         return self._run(cell, self.params(sampling, constraint), begun)
 
@@ -196,7 +196,7 @@ class _Run:
         self.seq_id = max(seq.seq_id for seq in self.engine.scheduler.sequences())
         answer = Answer()
         if self.cell.preempted and not self.cell.batch:
-            self._step_until(answer, lambda a: len(a.tokens) >= CARRIED // 2)
+            self._step_until(answer, lambda a: len(a.tokens) >= RESUMED_AFTER // 2)
             self._preempt()
         self._step_until(answer, lambda a: a.reason is not None)
         for key in ("other 0", "other 1", "other 2"):
@@ -238,7 +238,7 @@ class _Run:
         raise AssertionError("not done after 3000 rounds")
 
     def _preempt(self) -> None:
-        """As the scheduler does it for somebody's sake, where there is nobody else."""
+        """Preempt the request as the scheduler would for another one, in cells without others."""
         scheduler, plan = self.engine.scheduler, self.engine.scheduler._schedule
         (seq,) = scheduler.sequences()
 
@@ -273,20 +273,22 @@ def _cells() -> list[Cell]:
     return [Cell(*flags) for flags in itertools.product((False, True), repeat=5)]
 
 
-def _obey(law: Law, cell: Cell, sampling: str, constraint: str) -> None:
-    want = law.reference(sampling, constraint)
+def _check_one_answer(cells: DeterminismCells, cell: Cell, sampling: str, constraint: str) -> None:
+    want = cells.reference(sampling, constraint)
     assert len(want.tokens) >= SHORTEST
-    got = law.straight(replace(cell, continued=False), sampling, constraint)
+    got = cells.straight(replace(cell, continued=False), sampling, constraint)
     if cell.continued:
-        begun = got.tokens[:CARRIED]
-        got = law.carried_on(cell, sampling, constraint, begun)
+        begun = got.tokens[:RESUMED_AFTER]
+        got = cells.resumed(cell, sampling, constraint, begun)
         got = replace(got, tokens=begun + got.tokens)
     assert (got.tokens, got.reason) == (want.tokens, want.reason)
 
 
 @pytest.fixture(scope="module")
-def law(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Law]:
-    made = Law(str(write_tiny_model(tmp_path_factory.mktemp("law"))), letters=60, most=160)
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeterminismCells]:
+    made = DeterminismCells(
+        str(write_tiny_model(tmp_path_factory.mktemp("cells"))), letters=60, most=160
+    )
     yield made
     made.close()
 
@@ -294,24 +296,26 @@ def law(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Law]:
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("cell", _cells(), ids=str)
-def test_one_answer_in_every_cell(law: Law, cell: Cell, sampling: str, constraint: str) -> None:
-    _obey(law, cell, sampling, constraint)
+def test_one_answer_in_every_cell(
+    cells: DeterminismCells, cell: Cell, sampling: str, constraint: str
+) -> None:
+    _check_one_answer(cells, cell, sampling, constraint)
 
 
-def test_the_answers_differ_from_one_another(law: Law) -> None:
-    answers = [law.reference(*name).tokens for name in NAMES]
+def test_the_answers_differ_from_one_another(cells: DeterminismCells) -> None:
+    answers = [cells.reference(*name).tokens for name in NAMES]
     assert len(set(map(tuple, answers))) == len(answers)
     assert all(len(set(tokens)) > 8 for tokens in answers)
     for sampling in SAMPLING:
-        assert law.reference(sampling, "json_schema").reason == "GRAMMAR_COMPLETE"
-        text = law.tokenizer.decode(law.reference(sampling, "json_schema").tokens)
+        assert cells.reference(sampling, "json_schema").reason == "GRAMMAR_COMPLETE"
+        text = cells.tokenizer.decode(cells.reference(sampling, "json_schema").tokens)
         assert 60 <= len(json.loads(text)["w"]) <= 64
 
 
-async def test_another_process_carries_all_four_answers_on(law: Law) -> None:
-    wanted = {"/".join(name): law.reference(*name) for name in NAMES}
+async def test_another_process_resumes_all_four_answers(cells: DeterminismCells) -> None:
+    wanted = {"/".join(name): cells.reference(*name) for name in NAMES}
     link = CoreLink()
-    await link.start(Cell(batch=True, chunked=True).config(law.model))
+    await link.start(Cell(batch=True, chunked=True).config(cells.model))
     try:
         link.send(
             [
@@ -319,14 +323,14 @@ async def test_another_process_carries_all_four_answers_on(law: Law) -> None:
                     "/".join(name),
                     CoreRequest(
                         prompt_token_ids=PROMPT,
-                        params=law.params(*name),
-                        continued=(tuple(law.reference(*name).tokens[:CARRIED]),),
+                        params=cells.params(*name),
+                        continued=(tuple(cells.reference(*name).tokens[:RESUMED_AFTER]),),
                     ),
                 )
                 for name in NAMES
             ]
         )
-        got = {key: Answer(want.tokens[:CARRIED]) for key, want in wanted.items()}
+        got = {key: Answer(want.tokens[:RESUMED_AFTER]) for key, want in wanted.items()}
         async for report in link:
             assert not report.failures
             for output in report.outputs:
@@ -345,12 +349,14 @@ async def test_another_process_carries_all_four_answers_on(law: Law) -> None:
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("cell", _cells(), ids=str)
-def test_a_real_model_obeys(real_law: Law, cell: Cell, sampling: str, constraint: str) -> None:
-    _obey(real_law, cell, sampling, constraint)
+def test_a_real_model_gives_one_answer_in_every_cell(
+    real_cells: DeterminismCells, cell: Cell, sampling: str, constraint: str
+) -> None:
+    _check_one_answer(real_cells, cell, sampling, constraint)
 
 
 @pytest.fixture(scope="module")
-def real_law() -> Iterator[Law]:
-    made = Law("smollm2-135m-instruct", letters=400, most=72)
+def real_cells() -> Iterator[DeterminismCells]:
+    made = DeterminismCells("smollm2-135m-instruct", letters=400, most=72)
     yield made
     made.close()

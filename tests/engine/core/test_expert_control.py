@@ -91,7 +91,7 @@ def test_loads_come_once_an_interval(worker: Worker) -> None:
     assert control.poll_loads() is None
     for _ in range(2):
         now[0] += LOADS_INTERVAL_S
-        assert control.poll_loads() is None  # asked for now, there next time
+        assert control.poll_loads() is None  # requested now, returned next time
         worker.expert_loads().result()
         assert control.poll_loads() == ((0, 0, 0), (0, 0, 0))
         assert control.poll_loads() is None

@@ -127,7 +127,7 @@ def test_an_interrupt_of_any_line_leaves_a_usable_or_a_closed_engine(expected):
         at += stride
     assert at > 20 * stride
     assert len(closed) * stride < at / 5, "most interrupts can be gone on from"
-    assert all("LLM is closed: KeyboardInterrupt" in said for said in closed)
+    assert all("LLM is closed: KeyboardInterrupt" in reason for reason in closed)
 
 
 def interrupt_line(number, call):

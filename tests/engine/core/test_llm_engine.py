@@ -52,7 +52,7 @@ def test_tokens_of_a_round_come_back_before_the_next_forward_ends(make_driver):
     driver = make_driver(QUIET, runner=lambda: runner)
     driver.add("a", range(1, 6), max_tokens=3, ignore_eos=True)
     assert driver.step().outputs == []
-    # Forward 2 cannot end: nobody has opened the gate. Yet the token of round 1 is here.
+    # Forward 2 cannot end, its gate is closed. The token of round 1 is here nevertheless.
     result = driver.step()
     assert [len(output.token_ids) for output in result.outputs] == [1]
     assert result.step == 1
@@ -323,7 +323,7 @@ class TestAdmission:
 
 
 class TestContinuation:
-    def test_continued_tokens_count_and_are_not_told_again(self, driver):
+    def test_continued_tokens_count_and_are_not_output_again(self, driver):
         driver.add("whole", range(1, 9), max_tokens=10, ignore_eos=True, temperature=1.0)
         driver.run()
         tokens = driver.tokens[("whole", 0)]
@@ -338,7 +338,7 @@ class TestContinuation:
         driver.run().check_all()
         assert driver.tokens[("rest", 0)] == tokens[4:]
 
-    def test_an_abort_takes_back_an_end_that_nobody_has_been_told(self, driver):
+    def test_an_abort_drops_an_end_that_was_not_returned_yet(self, driver):
         """Choice 1 had all its tokens elsewhere; its end waits for the next step."""
         driver.add("a", range(1, 9), n=2, continued=[[1], [1, 2, 3]], max_tokens=3)
         assert driver.abort("a")

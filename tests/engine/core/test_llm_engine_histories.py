@@ -1,4 +1,4 @@
-"""Random histories: whatever arrives, is cancelled, cached, evicted or preempted, each request gets
+"""Random histories of requests that are cancelled, cached, evicted or preempted: each request gets
 the tokens that it would get alone, exactly one final event, and gives back every block."""
 
 import hypothesis.strategies as st

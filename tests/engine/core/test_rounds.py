@@ -1,4 +1,4 @@
-"""Rounds and their numbers: what each launch is told of the one before, and who waits how long."""
+"""Rounds: what each one gets from the round before, and how long a request waits for its turn."""
 
 from dataclasses import replace
 
@@ -78,7 +78,9 @@ class TestStepNumbers:
             (4, 3),
         ]
 
-    def test_a_sequence_that_ends_in_flight_draws_once_more_for_nobody(self, make_driver, runner):
+    def test_the_token_in_flight_of_a_sequence_that_has_ended_is_discarded(
+        self, make_driver, runner
+    ):
         driver = make_driver(QUIET, runner=lambda: runner)
         driver.add("a", [5, 6], max_tokens=50, stop_token_ids=tuple(range(0, 64, 6)))
         driver.run().check_all()
@@ -89,7 +91,7 @@ class TestStepNumbers:
         assert rows[-1].position == 0, "the dead row asks for nothing"
         assert [row.position for row in rows[:-1]] == list(range(2, 2 + taken))
 
-    def test_a_plan_that_assumed_another_length_is_a_bug_and_said(self, make_driver):
+    def test_a_plan_that_assumed_another_length_is_an_error(self, make_driver):
         driver = make_driver(QUIET)
         driver.add("a", [1, 2, 3], max_tokens=9, ignore_eos=True)
         plan = driver.engine.scheduler.schedule()
@@ -163,7 +165,7 @@ class TestLongPrompts:
         rounds = 0
         while "short" not in self.round(busy):
             rounds += 1
-        # Half of each round's budget is there for it: two rounds, and one until they are told.
+        # Half of each round's budget is there for it: two rounds, and one until they are returned.
         assert rounds <= 4
         assert not busy.tokens[("long", 0)]
         busy.abort("runs")

@@ -1,4 +1,4 @@
-"""A real model under constraints: what it says parses and validates, whatever the draw."""
+"""A real model under constraints: its output parses and validates for any seed."""
 
 import json
 import re
@@ -70,13 +70,13 @@ def of(schema) -> Constraint:
 
 
 def test_answers_validate_at_temperature_one(llm):
-    asked = [(PERSON, 1), (PERSON, 2), (SHAPE, 1), (TREE, 1), (CODES, 1), (CODES, 2)]
-    outputs = llm.generate([PROMPT] * len(asked), [params(of(s), seed) for s, seed in asked])
+    requests = [(PERSON, 1), (PERSON, 2), (SHAPE, 1), (TREE, 1), (CODES, 1), (CODES, 2)]
+    outputs = llm.generate([PROMPT] * len(requests), [params(of(s), seed) for s, seed in requests])
     complete = 0
-    for (schema, _), output in zip(asked, outputs, strict=True):
+    for (schema, _), output in zip(requests, outputs, strict=True):
         choice = output.choices[0]
         if choice.finish_reason == "MAX_TOKENS":
-            continue  # cut, as the caller asked
+            continue  # cut at max_tokens
         assert choice.finish_reason in ("GRAMMAR_COMPLETE", "EOS")
         jsonschema.validate(json.loads(choice.text), schema)
         complete += 1

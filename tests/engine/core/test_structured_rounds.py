@@ -63,7 +63,7 @@ def make(make_driver, builder):
 
 
 def settle(driver, until=None):
-    """Step to the end, or until it is true; returns the failures told meanwhile by request."""
+    """Step to the end, or until it is true; returns the failures by request."""
     failures = {}
     give_up = time.monotonic() + 120
     while driver.engine.has_unfinished_requests() and not (until and until()):
@@ -164,7 +164,7 @@ def test_twenty_equal_constraints_are_compiled_once(make, builder):
 
 def test_a_grammar_that_does_not_compile_names_its_field(make):
     driver = make()
-    driver.add("bad", [1], constraint=Constraint("ebnf", "root ::= nobody"))
+    driver.add("bad", [1], constraint=Constraint("ebnf", "root ::= never"))
     driver.add("good", [1], constraint=WORD)
     failures = settle(driver)
     assert list(failures) == ["bad"]
@@ -317,17 +317,17 @@ def test_the_mask_of_a_draw_is_filled_while_its_forward_runs(make_driver, builde
         runner.filled.release()
 
     monkeypatch.setattr(SOMatcher, "_look", filled)
-    told: list[tuple[int, int]] = []
+    returned: list[tuple[int, int]] = []
     driver.add("a", [1, 2], constraint=Constraint("regex", "abcdef"))
     give_up = time.monotonic() + 120
     while driver.engine.has_unfinished_requests():
         assert time.monotonic() < give_up
         result = driver.step()
-        told += [(result.step, len(runner.steps)) for _ in result.outputs]
+        returned += [(result.step, len(runner.steps)) for _ in result.outputs]
         driver.engine.wait_for_grammar(0.05)
     assert text(driver, "a") == "abcdef"
-    # Token n is told by the step after its own; the round that is launched meanwhile is n+1.
-    assert [step for step, _ in told] == [1, 2, 3, 4, 5, 6]
+    # Token n is returned by the step after its own; the round that is launched meanwhile is n+1.
+    assert [step for step, _ in returned] == [1, 2, 3, 4, 5, 6]
     assert runner.steps[:6] == [1, 2, 3, 4, 5, 6]
 
 

@@ -31,7 +31,7 @@ def test_prompts_are_texts_or_lists_of_plain_integers(given, listed):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (b"abc", "prompts must be .* got bytes"),
         ({"prompt": "a"}, "prompts must be .* got dict"),
@@ -45,8 +45,8 @@ def test_prompts_are_texts_or_lists_of_plain_integers(given, listed):
     ],
     ids=str,
 )
-def test_other_prompts_are_refused_by_their_place(given, said):
-    with pytest.raises(TypeError, match=said):
+def test_other_prompts_are_refused_by_their_place(given, message):
+    with pytest.raises(TypeError, match=message):
         prompt_list(given)
 
 
@@ -86,7 +86,7 @@ def test_numbers_and_lists_are_kept_in_one_form():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"max_tokens": 1.5}, "stop.max_tokens: must be an integer, got float"),
         ({"n": True}, "sampling.n: must be an integer, got bool"),
@@ -105,7 +105,7 @@ def test_numbers_and_lists_are_kept_in_one_form():
     ],
     ids=str,
 )
-def test_values_of_a_wrong_type_are_refused_by_their_field(fields, said):
-    with pytest.raises(InvalidArgumentError, match=said) as caught:
+def test_values_of_a_wrong_type_are_refused_by_their_field(fields, message):
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
         SamplingParams(**fields)
     assert caught.value.violations

@@ -1,4 +1,4 @@
-"""Policies at work in an engine: who is admitted when, and that nobody is left behind."""
+"""Policies in an engine: the order of admission, and that no request starves."""
 
 import hypothesis.strategies as st
 import pytest

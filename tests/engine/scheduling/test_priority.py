@@ -48,8 +48,8 @@ def test_they_are_enough_or_none(pairs, slots, blocks):
         assert len(chosen) >= slots
         assert freed >= blocks
     elif slots > 0 or blocks > 0:
-        everybody = sum(v.freed_blocks for v in listed)
-        assert len(listed) < slots or everybody < blocks
+        all_blocks = sum(v.freed_blocks for v in listed)
+        assert len(listed) < slots or all_blocks < blocks
 
 
 def admitted(driver) -> list[str]:
