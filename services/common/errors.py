@@ -1,7 +1,7 @@
-"""The fleet's one error tree, and its translation to and from gRPC statuses.
+"""The errors of the fleet, and their translation to and from gRPC statuses.
 
-The inside raises these; only the edges (interceptors, HTTP handlers) translate them.
-Every status carries google.rpc.ErrorInfo with domain "inferfleet".
+Services raise these errors. Only the edges (gRPC interceptors, HTTP handlers) translate them. Every
+status has a google.rpc.ErrorInfo with the domain "inferfleet".
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,28 +14,28 @@ from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "inferfleet"
 DETAILS_KEY = "grpc-status-details-bin"
-# Trailers past the peer's limit turn any status into RESOURCE_EXHAUSTED, so ours stay small.
+# Trailers above the peer's limit turn any status into RESOURCE_EXHAUSTED, so these stay small.
 MAX_VIOLATIONS = 20
 MAX_DETAILS_BYTES = 4096
 MAX_MESSAGE_CHARS = 1024
 
 
 class Violation(NamedTuple):
-    """A field of the request, by its path in the proto, and what is wrong with it."""
+    """A field of the request, by its path in the proto, and its problem."""
 
     field: str
     description: str
 
 
 class FleetError(Exception):
-    """Root of all errors that a caller may see.
+    """Base class of all errors that a caller may receive.
 
     Attributes:
-        message: one sentence for a person.
+        message: one sentence for people.
         reason: UPPER_SNAKE_CASE, stable, for programs.
-        metadata: facts to act on, all strings.
-        retry_after_s: seconds after which a repeat is sensible, if it is.
-        violations: the fields at fault.
+        metadata: facts for programs, all strings.
+        retry_after_s: seconds after which to retry; None if a retry is not advised.
+        violations: the invalid fields.
     """
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
@@ -85,49 +85,49 @@ class NotFoundError(FleetError):
 
 
 class UnauthenticatedError(FleetError):
-    """No key, or a key that nobody issued."""
+    """The API key is missing or unknown."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
     default_reason = "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(FleetError):
-    """A known caller that may not do this."""
+    """The caller is known and not allowed to do this."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
     default_reason = "PERMISSION_DENIED"
 
 
 class ResourceExhaustedError(FleetError):
-    """Quota used up, queue full or message too large; `retry_after_s` says when to come back."""
+    """A quota is used up, the queue is full, or a message is too large."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     default_reason = "RESOURCE_EXHAUSTED"
 
 
 class AlreadyExistsError(FleetError):
-    """The request id is in flight."""
+    """A request with this id is in flight."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
     default_reason = "ALREADY_EXISTS"
 
 
 class FailedPreconditionError(FleetError):
-    """The request met a state it cannot go on in, e.g. CONSTRAINT_UNSATISFIABLE."""
+    """The request cannot continue in its current state, e.g. CONSTRAINT_UNSATISFIABLE."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     default_reason = "FAILED_PRECONDITION"
 
 
 class UnavailableError(FleetError):
-    """Nobody can take the request now; a repeat may succeed."""
+    """No service can take the request now; a retry may succeed."""
 
     code = grpc.StatusCode.UNAVAILABLE
     default_reason = "UNAVAILABLE"
 
 
 class AbortedError(FleetError):
-    """A stream broke after its first token and nobody could carry it on."""
+    """A stream broke after its first token and could not be resumed."""
 
     code = grpc.StatusCode.ABORTED
     default_reason = "STREAM_BROKEN"
@@ -148,14 +148,14 @@ class CancelledError(FleetError):
 
 
 class UnimplementedError(FleetError):
-    """A part of the contract that this build does not serve."""
+    """This build does not serve that part of the contract."""
 
     code = grpc.StatusCode.UNIMPLEMENTED
     default_reason = "UNIMPLEMENTED"
 
 
 class InternalError(FleetError):
-    """A bug of ours."""
+    """A bug of the fleet."""
 
 
 class DataLossError(FleetError):
@@ -186,7 +186,7 @@ BY_NAME: Mapping[str, type[FleetError]] = {cls.code.name: cls for cls in _CLASSE
 
 
 def plain(number: float) -> str:
-    """A number as a message shows it: whole ones in full, others in six digits."""
+    """A number for a message: integers in full, others with six digits."""
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 
@@ -220,7 +220,7 @@ def trailers_of(error: FleetError) -> tuple[tuple[str, bytes], ...]:
 
 
 def error_of(rpc_error: grpc.RpcError) -> FleetError:
-    """What a failed call to another service means, in our own tree; details kept if present."""
+    """The FleetError that stands for a failed call to another service; keeps its details."""
     code = rpc_error.code() if hasattr(rpc_error, "code") else grpc.StatusCode.UNKNOWN
     text = (rpc_error.details() if hasattr(rpc_error, "details") else None) or str(code.name)
     cls = BY_CODE.get(code, InternalError)

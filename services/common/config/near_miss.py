@@ -1,4 +1,4 @@
-"""Which known name a mistyped one was meant to be."""
+"""Suggestions for mistyped names."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
@@ -7,16 +7,16 @@ _SAME_WORD = 0.7
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for an error's end, or "" if nothing is close."""
+    """`; did you mean X?` for the end of a message; "" if no known name is close."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def misspelt(name: str, known: Iterable[str]) -> str:
-    """The known name that differs by a typing error alone, or "".
+    """The known name that differs from `name` by a typing error only; "" if there is none.
 
-    Stricter than `meant`: another name of the same make (etcd_tls_ca_file, redis_tls_ca_file) is
-    no typing error, so words are compared one by one.
+    Stricter than `meant`: words are compared one by one, so that a similar name
+    (etcd_tls_ca_file, redis_tls_ca_file) does not count as a typing error.
     """
     return next((one for one in known if one != name and _typo(name, one)), "")
 

@@ -1,4 +1,4 @@
-"""The keys that say where a Redis is, for services that need one for small things."""
+"""The configuration keys for a single Redis, and the client made from them."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _SECOND_URL = re.compile(r",\s*[a-z+]+://|^[^/]*//[^/]*,")
 
 
 def number_problem(parts: SplitResult) -> str | None:
-    """What is wrong with a URL's port or database: a client would take another in silence."""
+    """The problem of a URL's port or database, which a client would silently replace; or None."""
     try:
         port = parts.port
     except ValueError:
@@ -49,7 +49,7 @@ def _bad_url(url: str) -> str | None:
 
 @dataclass(frozen=True)
 class RedisKeys:
-    """`connect` makes use of them."""
+    """Keys of a service that uses one Redis; `connect` makes the client."""
 
     redis: str = setting(
         "",
@@ -64,7 +64,7 @@ class RedisKeys:
 
 
 def connect(config: RedisKeys, *, timeout_s: float, name: str) -> aioredis.Redis:
-    """A client whose calls fail rather than wait or retry; sends nothing yet.
+    """Make a client whose calls fail instead of waiting or retrying; sends nothing yet.
 
     Raises:
         ConfigError: a file cannot be read.

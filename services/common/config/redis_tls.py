@@ -1,4 +1,4 @@
-"""Redis over TLS whose certificates may be replaced: every new connection reads the files again."""
+"""Redis over TLS with replaceable certificates: every new connection reads the files again."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from redis.asyncio.connection import ConnectionPool, SSLConnection
 
 
 class FreshSslConnection(SSLConnection):
-    """Files that do not fit together yet fail this one connection; the next try reads them anew."""
+    """While the files do not fit together, the connection fails; the next one reads them again."""
 
     def _connection_arguments(self) -> Mapping[str, Any]:
         self.ssl_context.context = None
@@ -15,6 +15,6 @@ class FreshSslConnection(SSLConnection):
 
 
 def read_files_anew(pool: ConnectionPool) -> None:
-    """Make the connections of a pool do so, if they are TLS at all."""
+    """Make a pool's new connections read their certificates again, if they use TLS."""
     if issubclass(pool.connection_class, SSLConnection):
         pool.connection_class = FreshSslConnection

@@ -1,4 +1,4 @@
-"""Keys that every service has; a service's own configuration inherits from this one."""
+"""Configuration keys that every service has; each service's configuration inherits from this."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """Where a service listens, whom it trusts and where its telemetry goes."""
+    """Where a service listens, how it authenticates, and where its telemetry goes."""
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "port of the gRPC service; 0 takes a free one", low=0, high=65535)
@@ -23,7 +23,8 @@ class ServiceConfig:
         written=True,
     )
     fleet_token_file: str = setting(
-        "", "file with the token that members of the fleet show each other; empty: none is asked"
+        "",
+        "file with the token by which members of the fleet authenticate; empty: no token is needed",
     )
     tls_ca_file: str = setting("", "CA that signs the fleet's certificates; empty: no TLS")
     tls_cert_file: str = setting("", "this service's certificate")

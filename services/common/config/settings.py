@@ -2,9 +2,9 @@
 
 A service declares one frozen dataclass whose fields are made with `setting(...)`. `load` reads, in
 rising priority, the default, a TOML or JSON file (`--config`), the environment
-(`INFERFLEET_<KEY>`) and the flags (`--<key>`), checks every value and remembers where each came
-from. This is the only module that reads os.environ. Secrets are never values: a key that holds one
-ends in `_file` and names the file to read.
+(`INFERFLEET_<KEY>`) and the flags (`--<key>`). It checks every value and records its source. This
+is the only module that reads os.environ. A secret is never a value: its key ends in `_file` and
+names a file.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from services.common.config.near_miss import meant, misspelt
 
 ENV_PREFIX = "INFERFLEET_"
 NO_KEYS = ("config", "models", "venv")
-"""Variables with our prefix that are no key of a service."""
+"""Variables with the prefix that are not keys of a service."""
 C = TypeVar("C")
 
 
 class ConfigError(ValueError):
-    """A value that cannot be used; the message names the key and where the value came from."""
+    """A value that cannot be used; the message names the key and the source of the value."""
 
 
 class Loaded(NamedTuple, Generic[C]):
-    """A checked configuration and, per key, where its value came from."""
+    """A checked configuration, and the source of each value by key."""
 
     config: C
     sources: Mapping[str, str]
@@ -52,13 +52,13 @@ def setting(
     """Declare one key.
 
     Args:
-        default: its value when nobody says otherwise; a tuple for a list of strings.
+        default: the value if no source sets one; a tuple for a list of strings.
         help: one sentence for --help.
-        unit: of a number, for --help.
+        unit: unit of a number, for --help.
         low, high: inclusive bounds of a number.
         choices: the allowed strings.
-        check: returns what is wrong with a value, or None.
-        written: of a `*_file` key, that the service makes the file instead of reading it.
+        check: returns the problem of a value, or None.
+        written: for a `*_file` key: the service writes the file instead of reading it.
     """
     return dataclasses.field(
         default=default,
@@ -84,8 +84,8 @@ def load(
 ) -> Loaded[C]:
     """Read and check the configuration of a service.
 
-    Handles --help, --print-config and --check-config itself by exiting. A variable that is close
-    to a key but none is named on stderr: others may be meant for another service.
+    It handles --help, --print-config and --check-config itself by exiting. It warns on stderr of a
+    variable whose name nearly matches a key; other unknown variables may be for other services.
 
     Raises:
         ConfigError: a bad or unknown key or value.
@@ -149,10 +149,10 @@ def resolve(
 
 
 def check_files(config: Any) -> None:
-    """That every `*_file` key which is read names a file; a start finds that out by reading it.
+    """Check that every `*_file` key that is read names an existing file.
 
     Raises:
-        ConfigError: one does not.
+        ConfigError: a file does not exist.
     """
     for field in dataclasses.fields(config):
         path = getattr(config, field.name) if field.name.endswith("_file") else ""
@@ -165,15 +165,15 @@ def check_files(config: Any) -> None:
 
 
 def environment(key: str) -> str:
-    """A variable of ours that is no service's key, e.g. where models lie; "" if it is not set."""
+    """A variable that is not a service's key, e.g. the folder of models; "" if it is not set."""
     return os.environ.get(f"{ENV_PREFIX}{key}", "")
 
 
 def read_secret(path: str, key: str) -> str:
-    """The content of a `*_file` key, without surrounding white space.
+    """Read the file of a `*_file` key; returns its content without surrounding white space.
 
     Raises:
-        ConfigError: if it cannot be read or is empty.
+        ConfigError: the file cannot be read or is empty.
     """
     try:
         text = Path(path).read_text().strip()
@@ -193,12 +193,12 @@ def _misspelt_variables(cls: type[Any], environ: Mapping[str, str]) -> list[str]
             continue
         if key := misspelt(name, keys):
             right = f"{ENV_PREFIX}{key.upper()}"
-            warnings.append(f"{variable} is no key of this service; did you mean {right}?")
+            warnings.append(f"{variable} is not a key of this service; did you mean {right}?")
     return warnings
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line: the usage of so many flags would bury it."""
+    """Reports an error in one line, because the usage of so many flags would hide it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists every flag\n")
@@ -322,7 +322,7 @@ _BOOLS |= {"0": False, "false": False, "no": False, "off": False}
 
 
 def _convert(hint: Any, raw: Any) -> Any:
-    """A value of the field's type from text or from a file's native value."""
+    """Convert text, or a native value of a file, to the field's type."""
     if isinstance(hint, types.UnionType):
         if raw is None or raw == "":
             return None

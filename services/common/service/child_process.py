@@ -1,4 +1,4 @@
-"""What a process of the engine does that must not outlive the one that started it."""
+"""Child processes that must not outlive their parent."""
 
 import ctypes
 import signal
@@ -8,6 +8,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Linux ends this process with the thread that started it; elsewhere the line's end does."""
+    """Let Linux kill this process when the thread that started it ends; no effect elsewhere.
+
+    On other systems the process ends when its connection to the parent closes.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,9 +1,8 @@
-"""Ask a service for its gRPC health; the exit status is 0 if it serves.
+"""Checks the gRPC health of a service; the exit status is 0 if it serves.
 
-Run as `python -m services.common.service.probe`.
-
-For containers: it reads the same keys as the service beside it (port, tls_*_file, …), so that a
-health check is one command in every image and works with mutual TLS, which a kubelet cannot speak.
+Run as `python -m services.common.service.probe`. It is the health check of the container images. It
+reads the same keys as the service (port, tls_*_file, …) and supports mutual TLS, which a kubelet
+does not.
 """
 
 import asyncio
@@ -22,17 +21,17 @@ _ANY = ("0.0.0.0", "[::]", "::", "")
 
 @dataclass(frozen=True)
 class ProbeConfig(ServiceConfig):
-    """Whom to ask, besides the keys of the service itself."""
+    """The service to check, in addition to the service's own keys."""
 
-    address: str = setting("", "host:port to ask; default: this host and the key port")
+    address: str = setting("", "host:port to check; default: this host and the key port")
     service: str = setting("", "full name of one gRPC service; empty: the server as a whole")
-    timeout_s: float = setting(3.0, "how long to wait", unit="seconds", low=0.1, high=600)
+    timeout_s: float = setting(3.0, "time limit of the check", unit="seconds", low=0.1, high=600)
 
 
 def target(settings: ProbeConfig) -> str:
-    """The address to ask.
+    """The address to check.
 
-    With TLS it is a name, since certificates name hosts: the service's must cover `localhost`.
+    With TLS it is a name, because certificates name hosts: the certificate must cover `localhost`.
     """
     if settings.address:
         return settings.address
@@ -41,7 +40,7 @@ def target(settings: ProbeConfig) -> str:
 
 
 async def check(settings: ProbeConfig) -> str:
-    """The status's name, e.g. "SERVING", or why there is none."""
+    """The name of the status, e.g. "SERVING", or the error of the call."""
     membership = Membership.from_config(settings)
     request = health_pb2.HealthCheckRequest(service=settings.service)
     async with membership.channel(target(settings)) as channel:
@@ -56,12 +55,12 @@ async def check(settings: ProbeConfig) -> str:
 
 
 def main() -> int:
-    """Print one line; 0 serving, 1 not, 2 for a configuration that cannot be used."""
+    """Print one line; returns 0 if serving, 1 if not, 2 for an unusable configuration."""
     settings = load_or_exit(
         ProbeConfig,
         sys.argv[1:],
         prog="services.common.service.probe",
-        description="Ask a service of the fleet whether it serves (grpc.health.v1).",
+        description="Check whether a service of the fleet serves (grpc.health.v1).",
     )
     if not settings.address and settings.port == 0:
         print("services.common.service.probe: port: needed, or address", file=sys.stderr)

@@ -1,10 +1,10 @@
-"""Text on the way in and out: tokenizer and chat template, without torch or transformers.
+"""Tokenizer and chat template of a model, without torch or transformers; for gateway and engine.
 
-assets.py         `TextAssets`: what an engine hands out by digest
+assets.py         `TextAssets`: the files behind both, which engines send by digest
 tokenizer.py      `Tokenizer`: text to ids, ids to exact bytes
 chat_template.py  `ChatTemplate`: messages to text, in jinja2's sandbox
 deepseek_encoding.py  the same for DeepSeek V4 models, which have no template
-tool_prompt.py    tools and calls as messages, for templates that know none
+tool_prompt.py    tools and calls as messages, for templates without support for them
 """
 
 from services.common.text.assets import TextAssets

@@ -1,4 +1,4 @@
-"""What tokenising and rendering need of one model: an immutable record, named by its digest."""
+"""The data of a model for tokenising and rendering: an immutable record with a digest."""
 
 import hashlib
 import struct
@@ -34,7 +34,7 @@ class TextAssets:
         special_tokens: Mapping[str, str] | None = None,
         add_bos: bool = False,
     ) -> "TextAssets":
-        """The record with its digest."""
+        """Make the record and compute its digest."""
         tokens = dict(special_tokens or {})
         digest = _digest(tokenizer_json, chat_template, tokens, add_bos)
         return cls(tokenizer_json, chat_template, tokens, add_bos, digest)
@@ -58,10 +58,10 @@ class TextAssets:
         cls,
         chunks: AsyncIterable[engine_pb2.TokenizerChunk] | Iterable[engine_pb2.TokenizerChunk],
     ) -> "TextAssets":
-        """Put the messages of GetTokenizer together and check them against their digest.
+        """Join the messages of GetTokenizer and check the content against the digest.
 
         Raises:
-            ValueError: there were none, or the content is not what the digest says.
+            ValueError: there are no messages, or the digest does not match.
         """
         first: engine_pb2.TokenizerChunk | None = None
         parts: list[bytes] = []
@@ -77,7 +77,7 @@ class TextAssets:
             add_bos=first.add_bos,
         )
         if assets.digest != first.digest:
-            raise ValueError(f"the tokenizer is {assets.digest}, announced was {first.digest}")
+            raise ValueError(f"the tokenizer's digest is {assets.digest}, expected {first.digest}")
         return assets
 
 

@@ -1,6 +1,6 @@
-"""A complete small tokenizer, one token per byte: for models without one, and for trying out.
+"""A small complete tokenizer with one token per byte, for simulated engines and tests.
 
-Any text and any bytes have an encoding, so every path that touches text runs on it.
+It encodes any text and any bytes, so every code path that handles text can run with it.
 """
 
 import json
@@ -19,8 +19,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character: itself where it is one, else
-    the next free code point from 256 on."""
+    """Character → byte of byte-level BPE: a printable byte is itself, others are 256 and above."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     alphabet = {chr(b): b for b in printable}

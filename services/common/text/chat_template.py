@@ -1,7 +1,7 @@
-"""A model's chat template: messages to the text the model was trained on.
+"""A model's chat template: turns messages into the text format that the model was trained on.
 
-Templates come from model files and run in jinja2's immutable sandbox with the helpers that the
-Hugging Face ecosystem promises them. Whatever goes wrong in one is an INVALID_ARGUMENT on `chat`.
+Templates come from model files. They run in jinja2's immutable sandbox with the helpers that
+Hugging Face's libraries provide. Any error in a template is an INVALID_ARGUMENT on `chat`.
 """
 
 import json
@@ -29,12 +29,12 @@ from services.common.text.tool_prompt import (
 from services.common.text.tool_schema import plain, schema_of
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-# What a caller's template_args may not replace.
+# Names that a caller's template_args must not replace.
 _RESERVED = frozenset({"messages", "tools", "documents", "raise_exception", "strftime_now"})
 
 
 class ChatTemplate:
-    """Compiled once, rendered often; safe to share between threads."""
+    """A compiled template; thread-safe."""
 
     def __init__(self, assets: TextAssets, now: Callable[[], datetime] = datetime.now) -> None:
         self._tokens = dict(assets.special_tokens)
@@ -42,7 +42,7 @@ class ChatTemplate:
         self.source = assets.chat_template
         self._text_arguments = takes_text_arguments(self.source)
         self.uses_tools = False
-        """Whether the template shows tools; for one that does not, `tool_prompt` does."""
+        """Whether the template supports tools; otherwise `tool_prompt` converts them."""
         self._template: jinja2.Template | None = None
         try:
             if assets.chat_template:
@@ -55,7 +55,7 @@ class ChatTemplate:
 
     @property
     def problem(self) -> str:
-        """Why `render` will refuse everything; empty if it will not."""
+        """The reason why `render` refuses every chat; empty if the template can be used."""
         return self._problem
 
     def render(
@@ -104,12 +104,12 @@ Template = ChatTemplate | DeepseekEncoding
 
 
 def template_of(assets: TextAssets) -> Template:
-    """What renders the chats of a model."""
+    """The renderer for the chats of a model."""
     return DeepseekEncoding(assets) if is_deepseek_v4(assets) else ChatTemplate(assets)
 
 
 def render_chat(template: Template, chat: inference_pb2.Chat) -> str:
-    """Render the contract's own message.
+    """Render a Chat message of the API.
 
     Raises:
         InvalidArgumentError: no messages, an unknown role, or the template refuses.
@@ -119,7 +119,7 @@ def render_chat(template: Template, chat: inference_pb2.Chat) -> str:
 
 
 def chat_ids(template: Template, chat: inference_pb2.Chat) -> list[int] | None:
-    """The token ids, of a template that makes them itself; else None: tokenise what it renders.
+    """The token ids, if the template makes them itself; None if its text has to be tokenised.
 
     Raises:
         InvalidArgumentError: as render_chat.
@@ -155,8 +155,7 @@ def _message(index: int, message: inference_pb2.ChatMessage) -> dict[str, Any]:
 
 
 def _name_results(messages: list[dict[str, Any]]) -> None:
-    """Some templates want to know whose result a message of role tool is; clients tell the call's
-    id alone."""
+    """Add the function's name to tool results: clients send an id, some templates need a name."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -194,8 +193,7 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %}…{% endgeneration %} marks what a model said, for training; here it only
-    groups."""
+    """Supports {% generation %}…{% endgeneration %}, which marks answers for training only."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -212,7 +210,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Not jinja2's own: that one escapes for HTML, which models never saw.
+    # Not jinja2's own filter, which escapes for HTML; models were not trained on that.
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

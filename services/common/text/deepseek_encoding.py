@@ -1,7 +1,6 @@
-"""Prompts of DeepSeek V4 models, which come without a chat template: DeepSeek's library renders
-them.
+"""Prompts of DeepSeek V4 models, which have no chat template: DeepSeek's library renders them.
 
-It also makes the token ids, so that text which spells a special token stays text.
+The library also makes the token ids, so that text that spells a special token remains text.
 """
 
 import json
@@ -24,7 +23,7 @@ _KNOWN_ARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
 
 class DeepseekEncoding:
-    """In the place of a ChatTemplate. The library is loaded with the first chat."""
+    """Replaces a ChatTemplate. The library is loaded with the first chat."""
 
     problem = ""
     source = ""
@@ -73,7 +72,7 @@ class DeepseekEncoding:
 
 
 def is_deepseek_v4(assets: TextAssets) -> bool:
-    """Whether these are the files of such a model: no template, and DSML in the vocabulary."""
+    """Whether the assets are those of a DeepSeek V4 model: no template, and DSML tokens."""
     return not assets.chat_template and MARK in _added_tokens(assets)
 
 
@@ -89,7 +88,7 @@ def _conversation(
 ) -> Any:
     for name in args:
         if name not in _KNOWN_ARGS:
-            _refuse("chat.template_args", f"{name} is not known to this model's encoding")
+            _refuse("chat.template_args", f"{name} is not supported by this model's encoding")
     library = recipe()
     effort = args.get("reasoning_effort")
     thinking = args.get("enable_thinking", args.get("thinking", effort != "none"))

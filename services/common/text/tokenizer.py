@@ -1,4 +1,4 @@
-"""Text to token ids and back; every token's exact bytes, so that text can be built byte by byte."""
+"""Text to token ids and back, and the exact bytes of every token."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -13,10 +13,10 @@ _METASPACE = "\u2581"
 
 
 class Tokenizer:
-    """One model's tokenizer. Immutable; safe to share between threads.
+    """The tokenizer of one model; immutable and thread-safe.
 
     Raises:
-        ValueError: if the assets hold no readable tokenizer.
+        ValueError: the assets contain no readable tokenizer.
     """
 
     def __init__(self, assets: TextAssets) -> None:
@@ -26,7 +26,7 @@ class Tokenizer:
             inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"not a tokenizer.json: {error}") from error
-        # Length limits are the server's business, with an error; never silent.
+        # The server checks length limits and reports an error; the tokenizer must not truncate.
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
@@ -39,15 +39,15 @@ class Tokenizer:
         """Ids are below this."""
         self._bytes = tuple(self._bytes_of(i) for i in range(self.vocab_size))
         self.max_token_bytes = max(map(len, self._bytes), default=0)
-        """No text has fewer tokens than its bytes over this."""
+        """A text has at least as many tokens as its bytes divided by this."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text.
+        """Encode a text.
 
         Args:
             text: names of special tokens in it become those tokens.
-            add_special_tokens: add what the model wants around plain text; False for a rendered
-                chat template, which has said everything itself.
+            add_special_tokens: add the model's tokens around plain text; False for a rendered
+                chat template, which contains them already.
         """
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
         if add_special_tokens and self._bos is not None and ids[:1] != [self._bos]:
@@ -55,9 +55,9 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids; bytes that are no whole character become U+FFFD, unknown ids nothing."""
+        """Decode ids; incomplete characters become U+FFFD, unknown ids are dropped."""
         if "ByteLevel" in self._decoders:
-            # Not the library's decode: it takes added tokens with accents for byte-level text.
+            # Not the library's decode, which reads added tokens with accents as byte-level text.
             kept = (i for i in token_ids if not (skip_special_tokens and i in self._special))
             return self.token_bytes_of(kept).decode(errors="replace")
         known = [i for i in token_ids if i < self.vocab_size]
@@ -65,7 +65,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A token's own bytes, perhaps a part of a character; b"" for an id without a token."""
+        """The bytes of a token, possibly a part of a character; b"" for an id without a token."""
         return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
 
     def token_bytes_of(self, token_ids: Iterable[int]) -> bytes:
@@ -73,17 +73,8 @@ class Tokenizer:
         return b"".join(self.token_bytes(i) for i in token_ids)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the model's files mark the token as special (dropped from text)."""
+        """Whether the token is special, so that it is dropped from text."""
         return token_id in self._special
-
-    def is_added(self, token_id: int) -> bool:
-        """Whether the token stands beside the learnt vocabulary: special ones and markers."""
-        return token_id in self._added
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """All tokens marked as special."""
-        return self._special
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""

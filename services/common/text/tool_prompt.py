@@ -1,8 +1,8 @@
-"""Tools and calls as plain messages, for chat templates that know none of them; and what templates
-with ways of their own want.
+"""Tools and calls as plain messages, for chat templates that do not support tools.
 
-The form is the one that Hermes models were trained on and that the gateway's Hermes parser reads:
-a model that never saw it can still be held to it by a constraint.
+The format is the one that Hermes models were trained on and that the gateway's Hermes parser reads.
+A constraint can make other models use it too. `with_text_arguments` adapts messages to templates
+that expect arguments as text.
 """
 
 import json
@@ -25,19 +25,19 @@ _ARGUMENTS_AS_JSON = re.compile(r"arguments['\"\]]*\s*\|\s*tojson")
 def in_messages(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The messages with everything about tools said in their content."""
-    said = [_said(message) for message in messages]
+    """Convert messages so that tools, calls and results are part of their content."""
+    converted = [_convert(message) for message in messages]
     if not tools:
-        return said
+        return converted
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     introduction = _INTRODUCTION.format(tools=lines)
-    if said and said[0]["role"] in ("system", "developer"):
-        first = {**said[0], "content": f"{said[0]['content']}\n\n{introduction}"}
-        return [first, *said[1:]]
-    return [{"role": "system", "content": introduction}, *said]
+    if converted and converted[0]["role"] in ("system", "developer"):
+        first = {**converted[0], "content": f"{converted[0]['content']}\n\n{introduction}"}
+        return [first, *converted[1:]]
+    return [{"role": "system", "content": introduction}, *converted]
 
 
-def _said(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _convert(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if message["role"] == "tool":
         answer = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": answer}
@@ -53,13 +53,15 @@ def _said(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def takes_text_arguments(template: str) -> bool:
-    """Whether a template joins the arguments of past calls to its text as they are: DeepSeek's do.
-    Others want them parsed."""
+    """Whether a template inserts the arguments of past calls as text, as DeepSeek's do.
+
+    Other templates expect parsed arguments.
+    """
     return LIST in template and not _ARGUMENTS_AS_JSON.search(template)
 
 
 def with_text_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message for such a template, to which no text beside calls is None."""
+    """The message for such a template, which expects None for an empty text beside calls."""
     calls = message.get("tool_calls")
     if not calls:
         return message

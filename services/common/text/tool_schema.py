@@ -1,6 +1,6 @@
 """The JSON Schema of a tool's arguments, as the caller wrote it.
 
-Templates render it and the gateway's checks read it.
+Chat templates render it, and the gateway checks it.
 """
 
 import json
@@ -19,14 +19,14 @@ def schema_of(index: int, tool: inference_pb2.Tool) -> dict[str, Any]:
     """A tool's schema as the caller wrote it; {} without one.
 
     Raises:
-        InvalidArgumentError: it is no JSON object.
+        InvalidArgumentError: the schema is not a JSON object, too long or nested too deeply.
     """
     field = f"chat.tools[{index}].parameters"
     if not tool.parameters_json:
         schema: dict[str, Any] = plain(json_format.MessageToDict(tool.parameters))
         return schema
     if tool.HasField("parameters"):
-        _refuse(f"{field}_json", "cannot be had together with parameters")
+        _refuse(f"{field}_json", "cannot be combined with parameters")
     if len(tool.parameters_json) > MAX_SCHEMA_CHARS:
         _refuse(field, f"at most {MAX_SCHEMA_CHARS} characters")
     try:
@@ -41,8 +41,11 @@ def schema_of(index: int, tool: inference_pb2.Tool) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A Struct's content with whole numbers as such and keys in order: its map has none, and equal
-    requests must render to equal text, or no prefix would ever be found again."""
+    """The content of a Struct, with integers as such and keys sorted.
+
+    A Struct's map has no order, and equal requests must render to equal text, because the prefix
+    cache would not find them otherwise.
+    """
     if isinstance(value, dict):
         return {key: plain(value[key]) for key in sorted(value)}
     if isinstance(value, list):
@@ -51,7 +54,7 @@ def plain(value: Any) -> Any:
 
 
 def _deeper(value: Any, most: int) -> bool:
-    """Whether a value is nested deeper than that: what is made of it later may recurse."""
+    """Whether a value is nested deeper than `most`; later code may recurse over it."""
     level = [value]
     for _ in range(most):
         inner = (list(v.values()) if isinstance(v, dict) else v for v in level)

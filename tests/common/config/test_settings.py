@@ -36,7 +36,7 @@ def read(*argv, environ=None):
 def test_a_variable_that_is_nearly_a_key_is_named_once(capsys, variable, meant):
     read(environ={variable: "1"})
     assert capsys.readouterr().err == (
-        f"svc: {variable} is no key of this service; did you mean {meant}?\n"
+        f"svc: {variable} is not a key of this service; did you mean {meant}?\n"
     )
 
 
