@@ -33,7 +33,7 @@ class TestAssets:
     async def test_damage_is_noticed(self):
         chunks = list(ASSETS.chunks(chunk_bytes=1000))
         del chunks[1]
-        with pytest.raises(ValueError, match="digest is sha256:.*, expected sha256:"):
+        with pytest.raises(ValueError, match=r"digest is sha256:.*, expected sha256:"):
             await TextAssets.from_chunks(chunks)
 
     async def test_an_empty_stream_is_an_error(self):
