@@ -9,7 +9,7 @@ not earlier ones have returned, so waiting counts. `hot`: every engine holds the
     python -m benchmarks.bench_match --index-blocks 10000000
 
 fills the index with so many other blocks first (about two minutes for ten million), each with one
-owner, and says what they take in Redis.
+owner, and prints how much memory they take in Redis.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Goodput beyond capacity: a real balancer over gRPC before simulated engines of known capacity.
+"""Goodput beyond capacity, of a real balancer in front of simulated engines of known capacity.
 
     python -m benchmarks.bench_overload --json out.json
 
-Requests arrive at random times at multiples of what the engines can do; each has a deadline and is
-worth nothing after it. Prints what was answered in time per second while requests came and queues
-stood (not before, not after), beside the peak, and what became of the rest. Two of the callers'
-tenants share the load evenly, one sends most of it. The loads take turns, so that a neighbour's
-work on the machine meets all of them; what counts is the median of the rounds' ratios to the peak.
+Requests arrive at random times, at multiples of the capacity; each has a deadline. The benchmark
+prints the requests per second that were answered in time while the queues were full, their ratio to
+the peak, and how the other requests ended. One of the three tenants sends most of the load. The
+loads take turns, so that other work on the machine affects all of them; the result is the median
+over the rounds of the ratio to the peak.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Our served fleet beside llama-server and vLLM's server: started, measured and stopped in turn.
+"""Starts, measures and stops our fleet, llama-server and vLLM's server in turn.
 
     python -m benchmarks.bench_peers --threads 2 --llama-cpp DIR --vllm PYTHON \\
         --output benchmarks/results
 
-Each has the machine to itself while it is measured, by the one client of bench_serve with the same
+Each has the machine to itself. The client of bench_serve measures all of them with the same
 prompts: 128 tokens in, 128 out. Servers without a path are left out. benchmarks/README.md says how
 to install the peers.
 """

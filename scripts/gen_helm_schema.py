@@ -27,7 +27,7 @@ SERVICES = {
 }
 _ETCD = {field.name for field in dataclasses.fields(EtcdKeys)}
 _REDIS = {field.name for field in dataclasses.fields(RedisKeys)}
-# What the chart says itself: keys of every service, and these.
+# Keys that the chart itself sets: those of every service, and these.
 WIRED = {
     "gateway": {"http_port", "engines", "balancers", "api_keys_file"} | _ETCD | _REDIS,
     "balancer": {"balancer_id", "kvcache", "admin_port"} | _ETCD,

@@ -3,7 +3,7 @@
     python scripts/make_tiny_model.py /tmp/tiny-moe --kind qwen3_moe
     inferfleet up --model /tmp/tiny-moe
 
-The same arguments write the same bytes on every machine. What such a model says means nothing.
+The same arguments write the same bytes on every machine. The weights are random.
 """
 
 import argparse

@@ -50,7 +50,7 @@ class Side(Protocol):
 
 @dataclass
 class ProcessSide:
-    """A process that speaks the protocol."""
+    """A process that implements the protocol."""
 
     name: str
     command: list[str]

@@ -5,7 +5,7 @@
 An engine without a model, the balancer, the gateway and this client are processes of their own; the
 CPU of a hop is read from its own process, so the client, which shares the cores, does not count.
 Beside them run a plain grpc.aio proxy and, from the virtual environments DIR, sglang-router and
-smg, which speak HTTP with SSE to a source of their own; a peer that does not answer is reported and
+smg, which use HTTP with SSE and a source of their own; a peer that does not answer is reported and
 left out. A hop may join tokens that are there together: look at both, CPU a message and a token.
 Linux only (/proc).
 """

@@ -1,4 +1,4 @@
-"""The simulator beside a real fleet of two engines: one small trace, measured rates, both shown.
+"""Compares the simulator with a real fleet of two engines on one small trace.
 
     python -m benchmarks.route_trace.calibrate --json out.json
 
@@ -6,8 +6,8 @@ Starts a fleet (two engines of one thread each, with the default model), measure
 they prefill and decode with both busy, replays a generated trace through the gateway with every
 block of 512 tokens made 32 real ones, measures again, then simulates the same requests with the
 mean of the measured rates, 21 times. Prints time to first token, latency and hit rate of both.
-Wants an otherwise idle machine: where the two measurements differ by more than a tenth, it says so,
-and the ratios say nothing.
+Needs an otherwise idle machine. It warns if the two measurements differ by more than a tenth; the
+ratios are meaningless then.
 """
 
 import argparse

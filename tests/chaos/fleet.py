@@ -232,7 +232,7 @@ class ChaosFleet:
         return sum(load.running_requests + load.waiting_requests for load in loads if load)
 
     async def healthy(self, name: str) -> bool:
-        """Whether the service's health says SERVING within 2 s."""
+        """Whether the service's health check answers SERVING within 2 s."""
         stub = health_pb2_grpc.HealthStub(self._channel(self.addresses[name]))
         call: Any = stub.Check(health_pb2.HealthCheckRequest(), timeout=2.0)
         try:
@@ -242,7 +242,7 @@ class ChaosFleet:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def whole(self) -> bool:
-        """Every process ready and healthy, every engine serving in every balancer's eyes."""
+        """Every process ready and healthy, every engine serving according to every balancer."""
         if not all(self.ready(name) for name in self.children):
             return False
         healthy = await asyncio.gather(*(self.healthy(name) for name in self.children))
@@ -251,10 +251,10 @@ class ChaosFleet:
         return all(healthy) and all({e.info.engine_id: e.state for e in v} == served for v in views)
 
     async def until(self, condition: Any, what: str, limit_s: float = START_LIMIT_S) -> float:
-        """Seconds until the coroutine function `condition` says yes.
+        """Wait until the coroutine function `condition` returns True; returns the seconds.
 
         Raises:
-            TimeoutError: it never did.
+            TimeoutError: the condition did not hold within `limit_s`.
         """
         began = time.monotonic()
         while not await condition():

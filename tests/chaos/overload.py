@@ -1,4 +1,4 @@
-"""More work than the fleet can take, and readers that do not read."""
+"""Scenarios with more requests than the fleet can run, and with readers that stop reading."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The table for a person and the file for a machine."""
+"""Formats the rows as a table and as JSON."""
 
 import os
 import platform

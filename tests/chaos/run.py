@@ -1,4 +1,4 @@
-"""Starts fleets, runs scenarios on them one after the other, and hands back their rows."""
+"""Starts fleets, runs scenarios on them one after the other, and yields their rows."""
 
 import asyncio
 import tempfile
@@ -91,7 +91,7 @@ async def stage(
 
 
 async def run(made: Stage, names: Sequence[str]) -> AsyncIterator[Row]:
-    """The named scenarios' rows in order; one that breaks is a row with a violation, the last."""
+    """Run the scenarios in order; one that fails yields a row with a violation and ends the run."""
     for name in names:
         made.say(f"{name}: {(SCENARIOS[name].__doc__ or '').strip().splitlines()[0]}")
         try:
@@ -101,7 +101,7 @@ async def run(made: Stage, names: Sequence[str]) -> AsyncIterator[Row]:
             row = Row(name, counts=made.clients.counts)
             row.violations.append(f"{type(error).__name__}: {error}")
             yield row
-            return  # what runs after a fleet that does not heal says nothing
+            return  # scenarios on a fleet that has not recovered would be meaningless
 
 
 async def run_all(

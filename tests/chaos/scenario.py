@@ -1,4 +1,4 @@
-"""What a scenario is, what it may use, and what it leaves in the table."""
+"""The scenario's interface: its plan, its stage (a fleet with clients), and its row of results."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _HEALTH_EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """How big a run is."""
+    """The size of a run."""
 
     streams: int = 32
     rounds: int = 20
@@ -50,7 +50,7 @@ class Row:
     violations: list[str] = field(default_factory=list)
 
     def judge(self, *, strict_times: bool) -> list[str]:
-        """Why this row is not as it must be; empty if it is."""
+        """The violations of this row; empty if there are none."""
         bad = list(self.violations)
         counts = self.counts
         for name in ("failed", "duplicated", "missing", "changed"):

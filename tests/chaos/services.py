@@ -27,7 +27,7 @@ async def balancer_kill(stage: Stage) -> list[Row]:
 
 
 async def balancer_stop(stage: Stage) -> list[Row]:
-    """SIGSTOP of a balancer: connections stay, nothing moves, until pings go unheard."""
+    """SIGSTOP of a balancer: connections stay open, nothing moves, until pings time out."""
     row = Row("balancer SIGSTOP", needs_continuations=True, heal_limit_s=_UNHEARD_S + HEAL_LIMIT_S)
     async with stage.under_load(row, watch=lambda name: not name.startswith("balancer")):
         since = time.monotonic()
@@ -71,7 +71,7 @@ async def gateway_kill(stage: Stage) -> list[Row]:
 
 
 async def kvcache_kill(stage: Stage) -> list[Row]:
-    """SIGKILL of the KV-cache service: routing goes on by load."""
+    """SIGKILL of the KV-cache service: routing continues by load."""
     row = Row("kvcache SIGKILL")
     async with stage.under_load(row, watch=lambda name: name != "kvcache"):
         for _ in range(min(stage.plan.rounds, 3)):

@@ -31,7 +31,7 @@ SCHEMA = json.dumps(
 
 @dataclass(frozen=True)
 class Case:
-    """One request; equal cases must have equal answers."""
+    """One kind of request; the same case must always have the same answer."""
 
     name: str
     prompt: tuple[int, ...]

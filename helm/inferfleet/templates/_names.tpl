@@ -1,6 +1,6 @@
 {{/* Names. Every one leaves room for the longest suffix and stays a DNS label. */}}
 
-{{/* <release>-inferfleet, or the release alone if it says inferfleet already. */}}
+{{/* <release>-inferfleet, or the release alone if its name contains inferfleet. */}}
 {{- define "inferfleet.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 26 | trimSuffix "-" -}}
