@@ -54,7 +54,7 @@ async def test_etcd(make_authority, start_etcd, tmp_path):
     etcd = connect_etcd(keys, timeout_s=5)
     await until(lambda: etcd.put("/k", b"1"), EtcdUnavailableError)
     server.stop()
-    new.issue(tmp_path / "certificates")  # the old CA is trusted by nobody any more
+    new.issue(tmp_path / "certificates")  # the old CA is no longer trusted
     server.launch()
     found = await until(lambda: etcd.get("/k"), EtcdUnavailableError)
     assert found.value == b"1"

@@ -30,8 +30,8 @@ def stored(hashes: bytes, kind: int = pb.BLOCK_KIND_HISTORY, parent: bytes = b""
 def test_a_batch_keeps_the_order_of_its_events():
     removed = pb.BlockEvent(removed=pb.Removed(block_hashes=b"b" * 32))
     cleared = pb.BlockEvent(cleared=pb.Cleared())
-    asked = request(stored(b"a" * 16, pb.BLOCK_KIND_STATE), cleared, removed)
-    assert batch_of(asked) == Batch(
+    message = request(stored(b"a" * 16, pb.BLOCK_KIND_STATE), cleared, removed)
+    assert batch_of(message) == Batch(
         "e",
         1,
         1,

@@ -18,7 +18,7 @@ async def away(ask: Any) -> None:
     """Redis is unavailable: the first answers take the small timeout, the later ones nothing."""
     await ask.until(known=False)
     times = sorted([(await ask())[2] for _ in range(20)])
-    assert times[10] < 0.04, "with Redis known to be away nobody waits for it"
+    assert times[10] < 0.04, "while Redis is unavailable, no Match waits for it"
 
 
 async def test_redis_hangs_and_goes_on(start_kvcache, start_redis, blocks, publisher, asker):
@@ -57,7 +57,7 @@ async def test_redis_stops_and_comes_back_empty(
         await away(ask)
         server.launch()
         began = time.monotonic()
-        # The engine is idle and has lost nothing itself: it must be asked all the same.
+        # The engine is idle and has lost nothing itself: a snapshot must be requested all the same.
         await stream.answer(lambda a: a.need_snapshot)
         await stream.send(blocks(1), part=0, last=True)
         await ask.until(known=True, blocks=1)

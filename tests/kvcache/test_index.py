@@ -89,7 +89,7 @@ async def test_a_snapshot_with_a_missing_part_is_not_taken(index, blocks, matche
     assert await matched(index, blocks(1)) == {"e": 1}
     await index.apply(blocks.batch(5, blocks.stored(6), part=0, last_part=True))
     assert await matched(index, blocks(1)) == {}
-    assert await matched(index, blocks(5)) == {}, "what the abandoned snapshot said is void"
+    assert await matched(index, blocks(5)) == {}, "the abandoned snapshot is void"
     assert await matched(index, blocks(6)) == {"e": 1}
 
 

@@ -48,7 +48,7 @@ async def test_published_blocks_are_matched_counted_and_forgotten(
         await stub_of(channel).Forget(pb.ForgetRequest(engine_id="a", epoch_ms=7))
         match = await stub_of(channel).Match(pb.MatchRequest(block_hashes=blocks(1)))
         assert (match.known, list(match.engines)) == (True, [])
-        # The stream is open and its engine forgotten: it is asked to say again what it holds.
+        # The stream is open and its engine forgotten: a snapshot is requested from it.
         assert (await stream.answer(lambda a: a.need_snapshot)).need_snapshot
     scraped = await asyncio.to_thread(fetch, f"http://{service.metrics_address}/metrics")
     assert "inferfleet_kvcache_store_up 1.0" in scraped
@@ -70,7 +70,7 @@ async def test_a_gap_is_told_once_and_a_snapshot_repairs_it(
         assert (await stream.answer(lambda a: a.need_snapshot)).acked_sequence == 1
         await stream.send(blocks(1, 2), part=0)
         await stream.send(blocks(3), part=1, last=True)
-        # Nothing but acknowledgements follows: the two further batches of the gap said nothing new.
+        # Nothing but acknowledgements follows: the two further batches of the gap have no answer.
         answers = [await stream.call.read() for _ in range(2)]
         assert [a.acked_sequence for a in answers] == [6, 7]
         assert not any(a.need_snapshot for a in answers)

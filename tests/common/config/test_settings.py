@@ -51,7 +51,7 @@ def test_what_is_meant_for_another_service_or_for_no_service_is_not_named(cls, c
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--thraeds=3"], "svc: --thraeds: no such flag; did you mean --threads?\n"),
         (["--thraeds", "3"], "svc: --thraeds: no such flag; did you mean --threads?\n"),
@@ -62,11 +62,11 @@ def test_what_is_meant_for_another_service_or_for_no_service_is_not_named(cls, c
         ),
     ],
 )
-def test_a_flag_that_is_none_is_one_line(capsys, argv, said):
+def test_a_flag_that_is_none_is_one_line(capsys, argv, message):
     with pytest.raises(SystemExit) as exit:
         read(*argv)
     assert exit.value.code == 2
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
 def test_an_unknown_key_in_the_file_gets_a_suggestion(tmp_path):

@@ -178,7 +178,7 @@ async def test_a_compacted_history_is_listed_again(etcd, etcd_prefix, monkeypatc
 
 
 async def test_the_second_endpoint_answers_for_the_first(etcd_endpoint, etcd_prefix):
-    for _ in range(4):  # the first one asked is drawn at random
+    for _ in range(4):  # the first endpoint is drawn at random
         client = Etcd([f"127.0.0.1:{free_port()}", etcd_endpoint])
         await client.put(f"{etcd_prefix}a", b"1")
         await client.compare_and_put(f"{etcd_prefix}b", b"1", mod_revision=0)
@@ -308,9 +308,9 @@ async def test_mutual_tls(start_etcd, certificates):
     await member.put("a", b"1")
     async with aclosing(member.watch_prefix("a")) as items:
         assert (await until(items, lambda i: True)).items["a"].value == b"1"
-    nobody = Etcd([secure], tls=Tls(ca), timeout_s=1.0)
+    anonymous = Etcd([secure], tls=Tls(ca), timeout_s=1.0)
     plain = Etcd([f"127.0.0.1:{tls_port}"], timeout_s=1.0)
-    for outsider in (nobody, plain):
+    for outsider in (anonymous, plain):
         with pytest.raises(EtcdUnavailableError):
             await outsider.get("a")
         await outsider.close()

@@ -36,7 +36,7 @@ def test_every_service_with_a_part_in_etcd_has_the_keys(config):
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"etcd": ()}, "etcd: needed"),
         ({"etcd": ("e:1", "e")}, "etcd: 'e' is not host:port"),
@@ -66,7 +66,7 @@ def test_every_service_with_a_part_in_etcd_has_the_keys(config):
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_its_key(keys, said, certificates, tmp_path):
+def test_what_cannot_be_used_is_refused_by_its_key(keys, message, certificates, tmp_path):
     files = {name: tmp_path / name for name in ("word", "empty", "encrypted")}
     files["word"].write_text("secret\n")
     files["empty"].write_text("\n")
@@ -79,7 +79,7 @@ def test_what_cannot_be_used_is_refused_by_its_key(keys, said, certificates, tmp
         name: value.format_map(files) if isinstance(value, str) else value
         for name, value in keys.items()
     }
-    with pytest.raises(ConfigError, match=f"^{said}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         connect(EtcdKeys(**{"etcd": E1, **filled}))
 
 

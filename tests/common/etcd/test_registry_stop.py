@@ -1,4 +1,4 @@
-"""A registration that is told of a change and then stopped at once must still end."""
+"""A registration whose value changes just before it is stopped must still end."""
 
 import asyncio
 

@@ -39,19 +39,19 @@ def engine(known: engine_pb2.Continuation | None, group: int = 1) -> list[bytes]
 def _choice(choice, so_far, group):
     if so_far.finished:
         return
-    said = ""
+    text_so_far = ""
     ids = [100 * choice + i for i in range(TOKENS[choice])]
     # The text of a token comes out with the next one; the last delta says all.
     parts = ["", *(f"{i}é" for i in ids[:-1])]
     parts[-1] += f"{ids[-1]}é."
     delta = inference_pb2.Delta(choice=choice)
     for position, part in enumerate(parts):
-        said += part
+        text_so_far += part
         if position < len(so_far.token_ids):
             continue
         delta.token_ids.append(ids[position])
         if len(delta.token_ids) == group or position == len(ids) - 1:
-            raw = said.encode()[so_far.sent_text_bytes :]
+            raw = text_so_far.encode()[so_far.sent_text_bytes :]
             delta.text = raw[delta_sent(delta, choice, so_far, position, group) :].decode()
             delta.num_tokens = len(delta.token_ids)
             yield inference_pb2.GenerateResponse(delta=delta)
@@ -60,7 +60,7 @@ def _choice(choice, so_far, group):
 
 
 def delta_sent(delta, choice, so_far, position, group):
-    """Bytes that earlier deltas of this very stream have said."""
+    """Bytes of the earlier deltas of this stream."""
     first = position - len(delta.token_ids)
     ids = [100 * choice + i for i in range(TOKENS[choice])]
     parts = ["", *(f"{i}é" for i in ids[:-1])]

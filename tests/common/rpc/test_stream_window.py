@@ -12,7 +12,7 @@ MESSAGE = bytes(50)
 
 
 class Source:
-    """Streams as fast as it is let, or one message as long as asked for."""
+    """Streams as fast as flow control allows, or sends one message of the requested length."""
 
     def __init__(self) -> None:
         self.sent = 0

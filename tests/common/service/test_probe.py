@@ -57,7 +57,7 @@ async def test_an_unknown_service_is_not_healthy(served):
 
 
 async def test_nobody_there_is_1_within_the_timeout(tmp_path):
-    # A socket file that nobody listens on: no port that another process might take meanwhile.
+    # A socket file without a listener: no port that another process might take meanwhile.
     code, _, err = await probe("--address", f"unix:{tmp_path}/none", "--timeout-s", "1")
     assert code == 1
     assert "UNAVAILABLE" in err or "DEADLINE_EXCEEDED" in err
