@@ -29,6 +29,7 @@ def text_engine() -> FakeEngine:
         max_model_len=256,
         eos_token_ids=[EOS],
         numerics_id="numerics-1",
+        deterministic=False,
     )
 
 
