@@ -84,11 +84,7 @@ def build_input(
     first_row = _first_rows(ordered)
     tokens = [token for seq in ordered for token in seq.token_ids]
     positions = [p for seq in ordered for p in range(seq.start, seq.seqlen_k)]
-    slots = [
-        seq.block_table[p // block_size] * block_size + p % block_size
-        for seq in ordered
-        for p in range(seq.start, seq.seqlen_k)
-    ]
+    slots = _slots(ordered, block_size)
     last_row = {
         id(seq): row + seq.seqlen_q - 1 for seq, row in zip(ordered, first_row, strict=True)
     }
@@ -111,6 +107,14 @@ def build_input(
         prompt_rows=tuple(_prompt_rows(ordered, first_row, device)),
         spans=_spans(ordered, first_row, block_size) if whole_rounds else None,
     )
+
+
+def _slots(ordered: Sequence[SequenceMetadata], block_size: int) -> list[int]:
+    return [
+        seq.block_table[p // block_size] * block_size + p % block_size
+        for seq in ordered
+        for p in range(seq.start, seq.seqlen_k)
+    ]
 
 
 def _spans(ordered: Sequence[SequenceMetadata], first_row: Sequence[int], block_size: int) -> Spans:
