@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.console import TIMEOUT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("README.md", "docs", "examples", "helm", "protos", "scripts", "services", "benchmarks")
 
@@ -29,7 +31,7 @@ class Workplace:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=TIMEOUT_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -19,6 +19,8 @@ FENCE = re.compile(r"^```(\w*)$")
 LOOSE_COMMAND = re.compile(r"^ {4,}(\$ |(make|python3?|inferfleet|curl|helm|docker|kubectl) )")
 SKIP_MARK = re.compile(r"^<!-- not run here: (\S.*) -->$")
 STATUS_MARK = re.compile(r"^<!-- last exit status: (\d+) -->$")
+TIMEOUT_S = 540.0
+"""For one block, on a machine that runs other tests beside it; a quiet one needs a tenth."""
 RECORD = "\x1e"
 """Separates the outputs of the commands of one block."""
 VARIES = re.compile(r"\b[0-9a-f]{8,}\b|\d+(\.\d+)?")
@@ -146,7 +148,7 @@ def run_block(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=TIMEOUT_S,
     )
     parts = done.stdout.split(RECORD)
     outputs, statuses = parts[0:-1:2], [int(status) for status in parts[1::2]]

@@ -35,7 +35,7 @@ def parameters(blocks: list[Block]) -> list:
 
 @pytest.mark.e2e
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", parameters([b for b in RUN if not b.starts_a_fleet]))
 def test_a_block_runs_on_a_fleet(block, fleet_place, fleet_values, tmp_path):
     values = {**fleet_values, "/tmp": str(tmp_path)}
@@ -44,7 +44,7 @@ def test_a_block_runs_on_a_fleet(block, fleet_place, fleet_values, tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", parameters([b for b in RUN if b.starts_a_fleet]))
 def test_a_block_runs_that_starts_its_own_fleet(block, workplace, tmp_path):
     detached = f"--detach --end-with {os.getpid()} --port 0 --http-port 0"
@@ -53,7 +53,7 @@ def test_a_block_runs_that_starts_its_own_fleet(block, workplace, tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_python_of_the_readme_runs(fleet_place, fleet_values):
     page = (ROOT / "README.md").read_text()
     programs = ["\n".join(lines) for kind, *_, lines in fences_in(page) if kind == "python"]
