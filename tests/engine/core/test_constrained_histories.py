@@ -15,9 +15,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from services.engine.contract.messages import AddRequest, CoreRequest
 
 from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
+from services.engine.contract.messages import AddRequest, CoreRequest
 from services.engine.contract.sampling_params import Constraint, SamplingParams
 from services.engine.core.constraints import Constraints
 from services.engine.grammar.structured_output import SOMatcherBuilder

@@ -310,13 +310,13 @@ def test_the_mask_of_a_draw_is_filled_while_its_forward_runs(make_driver, builde
     runner = WaitsForMasks(4, MODEL)
     driver = make_driver(MODEL, lambda: runner)
     driver.engine._constraints = Constraints(lambda: builder)
-    look = SOMatcher._look
+    update = SOMatcher._update_mask
 
     def filled(matcher):
-        look(matcher)
+        update(matcher)
         runner.filled.release()
 
-    monkeypatch.setattr(SOMatcher, "_look", filled)
+    monkeypatch.setattr(SOMatcher, "_update_mask", filled)
     returned: list[tuple[int, int]] = []
     driver.add("a", [1, 2], constraint=Constraint("regex", "abcdef"))
     give_up = time.monotonic() + 120
