@@ -30,7 +30,6 @@ def text_engine() -> FakeEngine:
         eos_token_ids=[EOS],
         numerics_id="numerics-1",
         deterministic=False,
-        deterministic=False,
     )
 
 
