@@ -1,6 +1,7 @@
 """`inferfleet models`: shows and sets which revisions of a model serve a name, and their shares.
 
-This module has the parser only. It must load without the services, which the actions need.
+This module has the parser only. It must load without the services, which the actions need:
+actions.py runs them, store.py reads and writes the records.
 """
 
 import argparse

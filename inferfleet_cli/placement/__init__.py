@@ -1,6 +1,8 @@
 """`inferfleet placement`: shows, plans and sets which rank holds which expert of a model.
 
-This module has the parser only. It must load without the services, which the actions need.
+This module has the parser only. It must load without the services, which the actions need:
+actions.py runs them, group.py finds the engines, planning.py plans, map_files.py reads and writes
+files, tables.py prints.
 """
 
 import argparse

@@ -9,6 +9,7 @@ attention.py, rows.py, products.py   the work on tiles, rows and panels
 tiles.py, primitives.py   vector instructions and atomics that Python cannot express
 job.py         the tables through which Python describes a round
 program.py, team.py, packing.py, pages.py   buffers, threads, weights, memory
+rounds.py      the set's `WholeRounds`; int8.py: the set `jit-int8`
 machine.py     what the processor supports; cache.py   where compiled code is kept
 """
 

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ def test_a_path_that_does_not_exist_is_found():
 
 
 HEADS = sorted(
-    path for name in ("services", "kernels") for path in (ROOT / name).rglob("__init__.py")
+    path
+    for name in ("services", "kernels", "inferfleet_cli")
+    for path in (ROOT / name).rglob("__init__.py")
 )
 
 
@@ -70,3 +73,21 @@ def test_every_file_that_a_package_head_names_exists(head):
     named = set(re.findall(r"(?<![\w*.])\w[\w/]*\.(?:py|lua)\b", docstring))
     missing = [n for n in named if not (ROOT / n).is_file() and not any(head.parent.rglob(n))]
     assert sorted(missing) == []
+
+
+# One file per operation or policy there, named after it: the folder's listing is its map.
+SELF_EXPLAINING = re.compile(
+    r"^(kernels/(reference|torch|triton)|services/balancer/routing/policies)"
+)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: str(head.parent.relative_to(ROOT)))
+def test_a_package_head_names_each_of_its_files(head):
+    folder = head.parent
+    if SELF_EXPLAINING.match(str(folder.relative_to(ROOT))):
+        return
+    docstring = ast.get_docstring(ast.parse(head.read_text())) or ""
+    files = {path.name for path in folder.glob("*.py") if not path.name.startswith("__")}
+    named = set(re.findall(r"\w[\w*]*\.py\b", docstring))
+    unnamed = {f for f in files if not any(fnmatch(f, pattern) for pattern in named)}
+    assert sorted(unnamed) == []

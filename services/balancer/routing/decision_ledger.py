@@ -32,7 +32,7 @@ class Decision:
 
 
 @dataclass(slots=True)
-class _RequestHihistory:
+class _RequestHistory:
     trace_id: str
     decisions: list[Decision]
 
@@ -47,7 +47,7 @@ class DecisionLedger:
     def __init__(self, limit: int, clock: Callable[[], float] = time.time) -> None:
         self._limit = limit
         self._clock = clock
-        self._histories: OrderedDict[str, _RequestHihistory] = OrderedDict()
+        self._histories: OrderedDict[str, _RequestHistory] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._histories)
@@ -83,7 +83,7 @@ class DecisionLedger:
         )
         history = self._histories.get(request_id)
         if history is None:
-            history = self._histories[request_id] = _RequestHihistory(trace_id, [])
+            history = self._histories[request_id] = _RequestHistory(trace_id, [])
         else:
             history.trace_id = trace_id
             self._histories.move_to_end(request_id)

@@ -4,7 +4,11 @@ assets.py         `TextAssets`: the files behind both, which engines send by dig
 tokenizer.py      `Tokenizer`: text to ids, ids to exact bytes
 chat_template.py  `ChatTemplate`: messages to text, in jinja2's sandbox
 deepseek_encoding.py  the same for DeepSeek V4 models, which have no template
+deepseek_marks.py, deepseek_recipe.py  marks and library of DeepSeek's chats
 tool_prompt.py    tools and calls as messages, for templates without support for them
+tool_schema.py    the schema of a tool's arguments
+parser_names.py   the names of answer parsers, as options spell them
+byte_level.py     a tokenizer with one token per byte, for simulated engines and tests
 """
 
 from services.common.text.assets import TextAssets

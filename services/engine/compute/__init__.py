@@ -4,5 +4,6 @@ model_runner.py                     owns weights, block tensors and the device
 simulated_runner.py                 takes its place with `--simulate`: arithmetic instead of tensors
 models/, loader/, sampling/         architectures; reading weights; logits → tokens
 ranks/, tensor_parallel/, expert_parallel/   several processes for one model
-numerics.py                         the numerics id
+model_setup.py                      device, kernel set and length, before weights are read
+numerics.py, memory.py              the numerics id; free memory and what a round takes
 """

@@ -2,6 +2,6 @@
 
 catalog.py          resolves names to models and revisions
 alias_table.py      the alias records of etcd
-static_engines.py   the engine registry of a fleet without etcd
+fleet_registry.py   engines, balancers and aliases as etcd has them; static_engines.py: without etcd
 text_store.py       tokenizers and chat templates, fetched from engines
 """
