@@ -11,6 +11,7 @@ from services.engine.compute.model_runner import ModelRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.runner import SequenceMetadata
 from services.engine.contract.sampling_params import SamplingParams
+from tests.marks import needs_vnni
 
 LENGTHS = (1, 2, 15, 16, 17, 127, 128, 129, 200)
 
@@ -53,7 +54,7 @@ def _last_logits(run, prompts: list[list[int]], chunk: int, batched: bool) -> li
         (32, {"kernels": "torch"}),
         (32, {}),
         (12, {}),
-        (32, {"dtype": "int8"}),
+        pytest.param(32, {"dtype": "int8"}, marks=needs_vnni),
     ],
 )
 def test_logits_are_bit_identical(

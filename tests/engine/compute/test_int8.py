@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.bench_quality import TEXT, Reader, compare, read
 from services.common.config.settings import ConfigError
@@ -12,10 +11,7 @@ from services.engine.compute.loader import load_model
 from services.engine.compute.model_runner import ModelRunner
 from services.engine.contract.config import EngineConfig
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
-
-needs_vnni = pytest.mark.skipif(
-    not torch.cpu._is_vnni_supported(), reason="without VNNI this CPU's integer product overflows"
-)
+from tests.marks import needs_vnni
 
 
 def _figure(model: str, windows: list[list[int]], count: int):

@@ -8,10 +8,7 @@ import torch
 from kernels import dispatch
 from kernels.interface import UnsupportedError
 from kernels.torch.int8 import linear, probe
-
-needs_vnni = pytest.mark.skipif(
-    not torch.cpu._is_vnni_supported(), reason="without VNNI this CPU's integer product overflows"
-)
+from tests.marks import needs_vnni
 
 
 def _by_definition(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 registry.py                        architecture name → class; start here to add one
 decoder.py                         the decoder that all architectures share; llama.py, qwen3.py,
                                    qwen3_moe.py: the differences
-fused.py, rows.py                  a dense decoder whose whole round is one compiled job
+fused.py                           a dense decoder whose whole round is one compiled job
 attention.py, mlp.py, moe.py       the parts of a layer; rope.py: angles
 input_metadata.py, decode_rows.py  a round's rows: positions, slots, groups that attend together
-weights.py, expert_weights.py      named tensors, checked and packed
+weights.py, expert_weights.py      named tensors, checked and packed; rows.py: embedding tables
 """

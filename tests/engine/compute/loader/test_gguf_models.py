@@ -23,10 +23,8 @@ from services.engine.model_files.gguf_header import TensorInfo
 from services.engine.offline.llm import LLM
 from tests.doubles.tiny_gguf import write_gguf
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
+from tests.marks import needs_vnni
 
-needs_vnni = pytest.mark.skipif(
-    not torch.cpu._is_vnni_supported(), reason="without VNNI this CPU's integer product overflows"
-)
 DATA = Path(__file__).parents[3] / "data"
 GOLDEN = {
     name: model

@@ -162,9 +162,9 @@ def test_an_engine_ends_when_a_rank_is_killed(open_llm: Callable[..., LLM]) -> N
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"tensor_parallel": 3}, "4 key and value heads cannot be split"),
+        ({"tensor_parallel": 3}, "4 key and value heads are not a multiple of 3"),
         ({"tensor_parallel": 2, "dtype": "int8"}, "dtype=int8"),
-        ({"tensor_parallel": 2, "expert_parallel": 2}, "does not go together with expert_parallel"),
+        ({"tensor_parallel": 2, "expert_parallel": 2}, "cannot be combined with expert_parallel"),
     ],
 )
 def test_refusals_name_the_key(model: Path, fields: dict, why: str) -> None:
