@@ -202,7 +202,7 @@ async def test_a_core_applies_maps_idle_and_busy_and_reports_its_loads(tiny_moe:
         config = _config(tiny_moe, expert_parallel=2, redundant_experts=REDUNDANT)
         ready = await link.start(config)
         assert (ready.info.experts.num_slots, ready.info.experts.num_ranks) == (12, 2)
-        revision = ready.model_revision
+        revision = ready.info.model_revision
         link.send([ApplyPlacement(ExpertPlacement(1, MAPS[0], revision))])
         (report,) = await _until(link, lambda r: r.placement_version == 1)
         assert (report.step, report.placement_rejected) == (0, None)
