@@ -82,7 +82,7 @@ def test_detach_prints_how_to_stop_the_fleet(tmp_path):
     [
         (
             ["--model", "/no/such"],
-            "engine: model '/no/such': no such file or folder, and the known",
+            "engine: model '/no/such': neither a file, a folder nor a known name",
         ),
         (["--model", __file__], "test_up.py: not a GGUF file"),
         (["--dtype", "float8"], "engine: dtype: must be one of float32, bfloat16, float16, int8"),

@@ -223,7 +223,7 @@ def test_a_cpu_engine_uses_as_many_threads_as_it_may(render, engine, threads):
 def test_a_cuda_engine_takes_its_image_and_gpus(render):
     made = render({"engines": [{"name": "a", "model": "m", "device": "cuda", "gpus": 4}]})
     made_of = container(made.workloads("engine")[0])
-    assert made_of["image"] == "inferfleet-engine-cuda:0.1.0"
+    assert made_of["image"] == "inferfleet-engine-cuda:0.2.0"
     assert made_of["resources"]["limits"]["nvidia.com/gpu"] == 4
 
 
