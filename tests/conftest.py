@@ -13,8 +13,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from hypothesis import settings
 
 from inferfleet_cli.supervisor.dev_backends import EtcdProcess, RedisProcess, ServerProcess
+
+# A deadline for each example would judge how busy the machine is.
+settings.register_profile("inferfleet", deadline=None)
+settings.load_profile("inferfleet")
 
 
 @pytest.fixture(scope="session")
