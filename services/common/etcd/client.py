@@ -253,6 +253,8 @@ class Etcd:
                 if changes.changes:
                     yield changes
         except grpc.RpcError as error:
+            if _token_is_void(error):
+                member.metadata = None
             self._rotate()
             raise EtcdUnavailableError(f"the watch broke: {_text(error)}") from error
         except EtcdUnavailableError:
@@ -263,6 +265,11 @@ class Etcd:
             if reading is not None:
                 await asyncio.wait({reading})
                 _ = reading.cancelled() or reading.exception()
+
+    def _drop_token(self, index: int) -> None:
+        """Forget the token of an endpoint; the next call authenticates again."""
+        if index in self._members:
+            self._members[index].metadata = None
 
     def _rotate(self) -> None:
         self._preferred = (self._preferred + 1) % len(self._endpoints)
@@ -282,8 +289,8 @@ class Etcd:
                 return await member.call(method, request, attempt_s, streamed)
             except grpc.RpcError as error:
                 reason = _text(error)
-                if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._user:
-                    member.metadata = None  # the token has expired: request another
+                if self._user and _token_is_void(error):
+                    self._drop_token(index)
                     continue
                 if error.code() not in _AWAY:
                     raise _refusal(error) from error
@@ -372,6 +379,17 @@ async def _read_answer(call: Any, reading: "asyncio.Future[Any]") -> Any:
 def _refusal(error: grpc.RpcError) -> EtcdRefusedError:
     text = _text(error)
     return LeaseNotFoundError(text) if "lease not found" in text else EtcdRefusedError(text)
+
+
+def _token_is_void(error: grpc.RpcError) -> bool:
+    """Whether etcd refused the token, so that another one may be accepted.
+
+    A JWT token becomes void with every change of users or roles: etcd then answers
+    INVALID_ARGUMENT, "revision in header is old".
+    """
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return True
+    return "auth: revision in header is old" in _text(error)
 
 
 def _text(error: grpc.RpcError) -> str:

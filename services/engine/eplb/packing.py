@@ -47,8 +47,8 @@ def balanced_packing(weight: Floats, num_packs: int, kind: Ints | None = None) -
     Args:
         weight: [rows, items], items divisible by num_packs.
         num_packs: number of packs.
-        kind: [rows, items]; if given, a pack that already holds an item of the same kind is used
-            only if every pack with room does (two copies of an expert on one GPU are useless).
+        kind: [rows, items]; if given, an item goes to one of the packs with room that hold the
+            fewest items of its kind (two copies of an expert on one GPU are useless).
     """
     rows, items = weight.shape
     capacity = items // num_packs
@@ -60,25 +60,26 @@ def balanced_packing(weight: Floats, num_packs: int, kind: Ints | None = None) -
     rank = np.empty((rows, items), np.int64)
     load = np.zeros((rows, num_packs))
     used = np.zeros((rows, num_packs), np.int64)
-    holds = None if kind is None else np.zeros((rows, num_packs, int(kind.max()) + 1), bool)
+    holds = None if kind is None else np.zeros((rows, num_packs, int(kind.max()) + 1), int)
     for item in order.T:
         cost = np.where(used < capacity, load, np.inf)
         if holds is not None and kind is not None:
-            held = holds[every_row, :, kind[every_row, item]]
-            allowed = np.where(held, np.inf, cost)
-            cost = np.where(np.isinf(allowed).all(axis=1, keepdims=True), cost, allowed)
+            held = np.where(used < capacity, holds[every_row, :, kind[every_row, item]], items)
+            cost = np.where(held == held.min(axis=1, keepdims=True), cost, np.inf)
         best = cost.argmin(axis=1)
         pack[every_row, item] = best
         rank[every_row, item] = used[every_row, best]
         used[every_row, best] += 1
         load[every_row, best] += weight[every_row, item]
         if holds is not None and kind is not None:
-            holds[every_row, best, kind[every_row, item]] = True
+            holds[every_row, best, kind[every_row, item]] += 1
     return Packing(pack, rank)
 
 
 def replicate_experts(weight: Floats, num_slots: int) -> Replication:
     """Give each extra slot to the expert whose load per copy is the largest (ties: lowest id).
+
+    Without any load the experts take turns, so their copies differ by at most one.
 
     Args:
         weight: [rows, experts].
@@ -89,6 +90,8 @@ def replicate_experts(weight: Floats, num_slots: int) -> Replication:
     expert = np.tile(np.arange(num_slots), (rows, 1))
     rank = np.zeros((rows, num_slots), np.int64)
     count = np.ones((rows, experts), np.int64)
+    # Which weight the experts of a row without load have does not matter, if it is the same.
+    weight = np.where(weight.any(axis=1, keepdims=True), weight, 1.0)
     for slot in range(experts, num_slots):
         busiest = (weight / count).argmax(axis=1)
         expert[:, slot] = busiest

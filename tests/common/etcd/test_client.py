@@ -6,6 +6,8 @@ from contextlib import aclosing
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from etcd3 import etcdrpc
 
 from inferfleet_cli.supervisor.dev_backends import free_port
@@ -271,11 +273,7 @@ async def test_a_store_that_went_back_is_listed_again(etcd, etcd_prefix, monkeyp
 
 async def test_user_and_password(start_etcd):
     server = start_etcd(extra=["--auth-token-ttl=1"])
-    with grpc.insecure_channel(server.address) as channel:
-        auth = etcdrpc.AuthStub(channel)
-        auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="right"))
-        auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
-        auth.AuthEnable(etcdrpc.AuthEnableRequest())
+    enable_authentication(server.address)
     anonymous = Etcd([server.address])
     with pytest.raises(EtcdRefusedError):
         await anonymous.get("a")
@@ -288,6 +286,44 @@ async def test_user_and_password(start_etcd):
     assert (await client.get("a")).value == b"1"
     for each in (anonymous, wrong, client):
         await each.close()
+
+
+def enable_authentication(address):
+    with grpc.insecure_channel(address) as channel:
+        auth = etcdrpc.AuthStub(channel)
+        auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="right"))
+        auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        auth.AuthEnable(etcdrpc.AuthEnableRequest())
+
+
+async def test_a_new_user_voids_jwt_tokens_and_the_client_gets_another_at_once(  # R2-20
+    start_etcd, tmp_path
+):
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    private, public = tmp_path / "jwt.key", tmp_path / "jwt.pub"
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, plain)
+    )
+    kind = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(key.public_key().public_bytes(pem, kind))
+    token = f"jwt,pub-key={public},priv-key={private},sign-method=RS256,ttl=10m"
+    server = start_etcd(extra=[f"--auth-token={token}"])
+    enable_authentication(server.address)
+    client = Etcd([server.address], user="root", password="right")
+    lease = await client.grant_lease(60)
+    for number, call in enumerate(
+        (
+            lambda: client.get("a"),
+            lambda: client.compare_and_put("a", b"1", mod_revision=0),
+            lambda: client.keep_alive(lease),
+        )
+    ):
+        member = client._members[0]
+        user = etcdrpc.AuthUserAddRequest(name=f"user{number}", password="p")
+        await member.auth.UserAdd(user, metadata=member.metadata)
+        await call()
+    await client.close()
 
 
 async def test_mutual_tls(start_etcd, certificates):

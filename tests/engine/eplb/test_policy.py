@@ -114,6 +114,48 @@ def test_a_map_read_back_is_the_same_map(shape):
     assert (read.count == made.count).all()
 
 
+def copies_by_gpu(placement: Placement, num_gpus: int) -> np.ndarray:
+    """[layers, gpus, experts]"""
+    by_gpu = placement.phy2log.reshape(len(placement.phy2log), num_gpus, -1)
+    return (by_gpu[..., None] == np.arange(placement.count.shape[1])).sum(axis=2)
+
+
+def test_without_load_every_expert_gets_equally_many_copies():  # R2-31
+    placement = rebalance_experts_hierarchical(np.zeros((2, 12)), 16, 4, 2, 8)
+    assert np.ptp(placement.count, axis=1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("load", "copies"),
+    [((1, 1, 1, 1), [[2, 2, 2, 2]] * 4), ((97, 96, 98, 97), [[2, 2, 2, 2]] * 4)],
+)
+def test_doubles_that_cannot_be_avoided_are_spread_evenly(load, copies):  # R2-32
+    placement = rebalance_experts_global(np.array([load]), 32, 4)
+    assert copies_by_gpu(placement, 4)[0].tolist() == copies
+
+
+def test_a_hot_experts_copies_are_spread_evenly():  # R2-32
+    placement = rebalance_experts_global(np.array([[10**6, 1, 1, 1]]), 32, 4)
+    assert placement.count.tolist() == [[29, 1, 1, 1]]
+    assert sorted(copies_by_gpu(placement, 4)[0, :, 0]) == [7, 7, 7, 8]
+
+
+@given(shapes())
+def test_copies_of_an_expert_differ_by_at_most_one_between_the_gpus_of_a_node(shape):
+    weight, replicas, groups, nodes, gpus = shape
+    placement = rebalance_experts_hierarchical(weight, replicas, groups, nodes, gpus)
+    held = copies_by_gpu(placement, gpus)
+    by_node = held.reshape(len(held), nodes, gpus // nodes, -1)
+    assert np.ptp(by_node, axis=2).max() <= 1
+
+
+@given(shapes())
+def test_without_load_copies_differ_by_at_most_one(shape):
+    weight, replicas, groups, nodes, gpus = shape
+    placement = rebalance_experts_hierarchical(weight * 0, replicas, groups, nodes, gpus)
+    assert np.ptp(placement.count, axis=1).max() <= 1
+
+
 def test_packs_are_equally_full():
     packed = balanced_packing(np.array([[5.0, 1, 1, 1, 9, 2]]), 3)
     assert sorted(packed.pack[0].tolist()) == [0, 0, 1, 1, 2, 2]
