@@ -191,9 +191,11 @@ class EngineStream:
             self._recovery.record_recall(attempt.engine)
             metrics.retries.labels(RECALLED).inc()
             return Retry()
-        log.warning(
-            "engine %s failed: %s: %s", attempt.engine.engine_id, error.code.name, error.message
-        )
+        engine_id = attempt.engine.engine_id
+        if failure.refused:
+            log.info("engine %s refused: %s: %s", engine_id, error.code.name, error.message)
+        else:
+            log.warning("engine %s failed: %s: %s", engine_id, error.code.name, error.message)
         span_attributes.add_failure(self._span, attempt.engine, failure)
         step = self._recovery.record_failure(
             attempt.engine,

@@ -14,6 +14,7 @@ from services.common.rpc.continuation import StreamLedger
 
 _ENGINE_FAULTS = (errors.UnavailableError, errors.InternalError, errors.DataLossError)
 _RETRIABLE = (*_ENGINE_FAULTS, errors.AbortedError)
+_ENDED = (errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
 DRAINING = "DRAINING"
 RECALLED = "RECALLED"
 REPLACED = "REPLACED"
@@ -39,6 +40,11 @@ class Failure:
         if isinstance(self.error, _ENGINE_FAULTS) and self.error.reason != DRAINING:
             return Outcome.FAULT
         return Outcome.NEUTRAL
+
+    @property
+    def refused(self) -> bool:
+        """The engine works: it answered that it does not take this request, or not now."""
+        return not self.lost and not isinstance(self.error, (*_ENGINE_FAULTS, *_ENDED))
 
     def may_retry(self, *, started: bool) -> bool:
         """Whether another engine may succeed.

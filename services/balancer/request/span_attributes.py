@@ -31,9 +31,9 @@ def set_decision(
 
 
 def add_failure(span: trace.Span, engine: EngineView, failure: Failure) -> None:
-    """Add an event for an engine that failed."""
+    """Add an event for an engine that failed, or that refused the request."""
     span.add_event(
-        "attempt failed",
+        "attempt refused" if failure.refused else "attempt failed",
         {
             "inferfleet.engine_id": engine.engine_id,
             "inferfleet.status": failure.error.code.name,

@@ -1,7 +1,8 @@
 """gRPC as the fleet uses it; `from services.common import rpc` gives what most callers need.
 
 membership.py      how members of the fleet authenticate, connect and listen
-server.py          servers: health, reflection, the token check
+server.py          servers: health, the token check
+reflection.py      reflection, v1 and v1alpha
 error_edge.py      errors raised by handlers become gRPC statuses
 metadata.py        keys of the metadata
 fresh_channel.py   channels that follow replaced certificates

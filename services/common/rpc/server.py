@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from services.common import errors
+from services.common.rpc import reflection
 from services.common.rpc.error_edge import ErrorEdge, refusing_handler
 from services.common.rpc.membership import MAX_RECEIVE_BYTES, Membership
 from services.common.rpc.metadata import TOKEN_KEY
@@ -47,8 +47,7 @@ def add_health_and_reflection(
     """Serve grpc.health.v1, and reflection of the named services; all start as SERVING."""
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+    reflection.add_reflection(server, (*service_names, health.SERVICE_NAME))
     return servicer
 
 
@@ -75,7 +74,7 @@ def remaining_s(context: _HasDeadline) -> float | None:
 class _TokenCheck(grpc.aio.ServerInterceptor):
     """Refuses calls without the fleet's token with PERMISSION_DENIED."""
 
-    _ALWAYS_OPEN = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
+    _ALWAYS_OPEN = (health.SERVICE_NAME, *reflection.NAMES)
 
     def __init__(self, token: str, open_services: Sequence[str]) -> None:
         self._token = token.encode()

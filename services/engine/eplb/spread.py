@@ -33,8 +33,9 @@ def separate_copies(
             for slot in np.flatnonzero(uneven[expert[row]]):
                 other = _best_swap(expert[row], int(slot), held, load_per_copy[row])
                 if other is not None:
+                    pair = np.array([slot, other])
                     for table in (expert, rank):
-                        table[row, [slot, other]] = table[row, [other, slot]]
+                        table[row, pair] = table[row, pair[::-1]]
                     held = _held(expert[row], experts, num_gpus)
     return expert, rank
 
