@@ -242,3 +242,11 @@ def test_rows_do_not_depend_on_one_another() -> None:
     before = logits.clone()
     _draw(logits, rows)
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_top_p_that_is_reached_exactly_keeps_no_token_more(top_k: int) -> None:
+    scores = torch.tensor([0.5, 0.25, 0.25]).log()
+    # The case is exact in float32 too, or it would show nothing.
+    assert (scores - scores.logsumexp(0)).exp().tolist() == [0.5, 0.25, 0.25]
+    assert _kept(scores.tolist(), top_p=0.5, top_k=top_k) == [0]
