@@ -146,8 +146,11 @@ async def test_the_audit_log_names_caller_request_and_reason(start_gateway, file
         await asyncio.to_thread(Path(files["api_keys_file"]).write_text, "nonsense\n")
         await http.get(f"http://{gateway.http}/v1/models", headers=shown)
     await gateway.service.drain()
-    allowed, bad, unknown, listed, reload, again, drain = await lines_of(files["audit_file"], 7)
-    del again
+    # The file's own follower may note the bad keys several times.
+    lines = await lines_of(files["audit_file"], 7)
+    while lines[-1]["event"] != "drain":
+        lines = await lines_of(files["audit_file"], len(lines) + 1)
+    allowed, bad, unknown, listed, reload, *_, drain = lines
     assert allowed.pop("time").endswith("Z")
     assert allowed.pop("peer").startswith("127.0.0.1:")
     assert allowed["asked"].pop("bytes") > 0
