@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from inferfleet_cli.errors import CONFLICT, NOTHING_THERE, REJECTED, CliError
 from inferfleet_cli.etcd_action import author_of, run_connected
-from inferfleet_cli.placement.group import Target, find_target, wait_settled
+from inferfleet_cli.placement.group import Target, find_target, wait_counted, wait_settled
 from inferfleet_cli.placement.map_files import maps_json, read_map, to_draft
 from inferfleet_cli.placement.planning import draft_of, plan_for, plan_offline, shape_of
 from inferfleet_cli.placement.tables import engines_text, history_text, map_text, plan_text
@@ -63,6 +63,8 @@ async def _history(args: argparse.Namespace, target: Target) -> int:
 
 
 async def _plan(args: argparse.Namespace, target: Target) -> int:
+    if not args.loads:
+        target = await wait_counted(target)
     shape = shape_of(args, target.shape)
     plan, source = plan_for(args, target, shape)
     if args.json:
@@ -85,6 +87,8 @@ def _plan_offline(args: argparse.Namespace) -> int:
 
 async def _set(args: argparse.Namespace, target: Target) -> int:
     if args.plan:
+        if not args.loads:
+            target = await wait_counted(target)
         plan, source = plan_for(args, target, target.shape)
         if plan.gain <= 0:
             print(f"nothing written: no other map balances the {source} better")

@@ -3,15 +3,17 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferfleet_cli.errors import NOTHING_THERE, CliError
 from services.common.etcd.client import Etcd
 from services.engine.contract.runner import ExpertShape
-from services.engine.eplb.placement_map import Applied
+from services.engine.eplb.placement_map import Applied, EngineLoads
 from services.engine.eplb.placement_store import GroupState, PlacementStore, list_groups
 
 _POLL_S = 0.1
+_COUNT_S = 5.0
+"""The first tokens of an engine reach etcd within this time: it publishes its counts every 2 s."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,20 @@ async def find_target(etcd: Etcd, name: str) -> Target:
     return _target_of(PlacementStore(etcd, chosen), groups[chosen])
 
 
+async def wait_counted(target: Target) -> Target:
+    """Wait until an engine has counted tokens, for a few seconds; returns the target as it is then.
+
+    A plan that is asked for right after a request would otherwise find no counts.
+    """
+    deadline = asyncio.get_running_loop().time() + _COUNT_S
+    while not any(map(_has_counts, target.state.loads.values())):
+        if asyncio.get_running_loop().time() >= deadline:
+            break
+        await asyncio.sleep(_POLL_S)
+        target = replace(target, state=await target.store.read())
+    return target
+
+
 async def wait_settled(store: PlacementStore, version: int, wait_s: float) -> Mapping[str, Applied]:
     """Wait until each engine uses or rejects the version, or time is up; returns their records."""
     deadline = asyncio.get_running_loop().time() + wait_s
@@ -49,6 +65,10 @@ async def wait_settled(store: PlacementStore, version: int, wait_s: float) -> Ma
         if settled or asyncio.get_running_loop().time() >= deadline:
             return applied
         await asyncio.sleep(_POLL_S)
+
+
+def _has_counts(loads: EngineLoads) -> bool:
+    return any(map(any, loads.load))
 
 
 def _choose_group(groups: Mapping[str, GroupState], name: str) -> str:

@@ -146,7 +146,17 @@ def test_the_etcd_of_the_local_fleet_is_found(fleet, run, tmp_path, monkeypatch,
     assert GROUP in capsys.readouterr().out
 
 
-def test_nothing_there_is_status_3(fleet, run):
+def test_a_plan_waits_for_the_first_counts(fleet, run):
+    fleet.engine(load=((0,) * 4,) * 2)
+    counted = threading.Timer(0.5, fleet.engine)
+    counted.start()
+    status, text = run("plan")
+    counted.join()
+    assert (status, "load of the last 100 rounds of 1 engine" in text) == (0, True), text
+
+
+def test_nothing_there_is_status_3(fleet, run, monkeypatch):
+    monkeypatch.setattr("inferfleet_cli.placement.group._COUNT_S", 0.2)
     assert run("get")[0] == 3
     fleet.engine(load=((0,) * 4,) * 2)
     for arguments, words in [

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -73,6 +74,8 @@ async def running_gateway(
         )
         config = replace(config, **keys)
         spans = InMemorySpanExporter()
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
         opened = telemetry.setup(
             "gateway", otlp_endpoint="", log_level=config.log_level, exporter=spans
         )
@@ -88,6 +91,8 @@ async def running_gateway(
         finally:
             await service.stop()
             await asyncio.to_thread(opened.close)
+            root.handlers[:] = handlers
+            root.setLevel(level)
 
 
 def sse_events(body: str) -> list[Any]:
