@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := $(if $(INFERFLEET_VENV),$(INFERFLEET_VENV),.venv)
 BIN    := $(VENV)/bin
 ENGINES ?= 2
+WORKERS ?= 3
 ARGS   ?=
 
 # Tools of the environment (grpcurl, buf) are found by name; bootstrap must not find its python.
@@ -30,8 +31,9 @@ format: dev ## Rewrite the code in the one format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-test: dev ## All tests that need nothing but this virtual environment (ARGS="-k gateway")
-	@$(PYTEST) -m "not tools and not verify and not gpu" $(ARGS)
+# A file's tests stay in one process and share its fleet. Most tests wait more than they compute.
+test: dev ## All tests that need nothing but this virtual environment (WORKERS=1 ARGS="-k gateway")
+	@$(PYTEST) -m "not tools and not verify and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-tools: dev ## Tests with Node, Chromium, podman, Go …: a missing tool fails by name
 	@$(PYTEST) -m tools $(ARGS)
