@@ -27,7 +27,7 @@ class PlacementNews(NamedTuple):
     rejected: PlacementRejection | None
     """Returned once."""
     loads: Loads | None
-    """Returned every LOADS_INTERVAL_S; None in between and for a dense model."""
+    """Returned every LOADS_INTERVAL_S while rounds run, once after the last of them, else None."""
 
 
 class ExpertControl:
@@ -46,6 +46,7 @@ class ExpertControl:
         self._rejected: PlacementRejection | None = None
         self._loads: Future[Loads | None] | None = None
         self._loads_due = now() + LOADS_INTERVAL_S
+        self._counts_owed = False
         self._version = 0
         self._reported_version = 0
 
@@ -61,8 +62,14 @@ class ExpertControl:
 
     @property
     def has_news(self) -> bool:
-        """Whether a rejection or a new version is still to be reported."""
-        return self._rejected is not None or self._version != self._reported_version
+        """Whether a rejection, a new version or the last rounds' counts can be reported now."""
+        changed = self._rejected is not None or self._version != self._reported_version
+        return changed or self._loads_ready
+
+    @property
+    def owes_loads(self) -> bool:
+        """Whether rounds have counted tokens that no report had yet."""
+        return self._counts_owed or self._loads is not None
 
     def want(self, placement: ExpertPlacement) -> None:
         """Load this placement and use it; replaces one that is still being loaded."""
@@ -75,8 +82,13 @@ class ExpertControl:
         loads = self.poll_loads() if self._has_experts else None
         return PlacementNews(self._version, rejected, loads)
 
+    def advance_round(self) -> None:
+        """Do the same as `advance`, before a round: it will count tokens."""
+        self._counts_owed = self._has_experts
+        self.advance()
+
     def advance(self) -> None:
-        """Handle what has ended and start the next piece of work; call it before each round."""
+        """Handle what has ended and start the next piece of work."""
         if self._exchange is not None and self._exchange[1].done():
             version, exchanged = self._exchange
             self._exchange = None
@@ -92,12 +104,20 @@ class ExpertControl:
         if self._loads is None:
             if self._now() >= self._loads_due:
                 self._loads_due = self._now() + LOADS_INTERVAL_S
+                self._counts_owed = False
                 self._loads = self._worker.expert_loads()
             return None
         if not self._loads.done():
             return None
         loads, self._loads = self._loads.result(), None
         return loads
+
+    @property
+    def _loads_ready(self) -> bool:
+        """Whether the next report can request loads that are owed, or carry them."""
+        if self._loads is not None:
+            return self._loads.done()
+        return self._counts_owed and self._now() >= self._loads_due
 
     def _end_step(self, placement: ExpertPlacement, step: "Future[bool]") -> None:
         self._step = None

@@ -126,7 +126,7 @@ class LLMEngine:
                 self._end_resumed(request)
             else:
                 self._fail(request, failure)
-        self._experts.advance()
+        self._experts.advance_round()
 
     def _note_plan(self, plan: SchedulerOutputs) -> None:
         """Record admissions, preemptions and prompt chunks."""
@@ -366,14 +366,16 @@ class LLMEngine:
         """Load a placement of experts and use it; replaces one that is still being loaded."""
         self._experts.want(placement)
 
+    def owes_expert_loads(self) -> bool:
+        """Whether loads of experts were counted that no report had yet."""
+        return self._experts.owes_loads
+
     def take_placement_news(self) -> PlacementNews:
         """The state of the placement, for the next report."""
         return self._experts.take_news()
 
     def advance_idle(self) -> bool:
-        """While no rounds run: check the runner and go on loading a placement.
-
-        Returns whether the placement has changed since the last `take_placement_news`.
+        """While no rounds run: check the runner, go on loading a placement, return `has_news`.
 
         Raises:
             RunnerFailedError: a part of the runner has failed.

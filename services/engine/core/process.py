@@ -51,6 +51,8 @@ _FORWARD_POLL_S = 1.0
 _HEARTBEAT_S = 0.5
 """Interval of reports while all requests wait for grammars."""
 _STUCK_POLL_S = 0.02
+_LOADS_POLL_S = 0.25
+"""How often an idle core looks whether the expert loads of its last rounds can be reported."""
 _RANKS_POLL_S = 1.0
 """How often an idle core checks its expert ranks; a round detects a failed rank by itself."""
 
@@ -110,7 +112,7 @@ class _Loop:
     def _poll_timeout_s(self) -> float | None:
         """How long to wait for messages; None: until one arrives."""
         if not self._engine.has_unfinished_requests():
-            return self._idle_poll_s
+            return _LOADS_POLL_S if self._engine.owes_expert_loads() else self._idle_poll_s
         if not self._engine.forward_done:
             return _FORWARD_POLL_S
         return _STUCK_POLL_S if self._stuck else 0.0

@@ -95,3 +95,26 @@ def test_loads_come_once_an_interval(worker: Worker) -> None:
         worker.expert_loads().result()
         assert control.poll_loads() == ((0, 0, 0), (0, 0, 0))
         assert control.poll_loads() is None
+
+
+def test_the_loads_of_the_last_rounds_are_news_without_another_round(worker: Worker) -> None:
+    now = [0.0]
+    control = ExpertControl(worker, lambda: now[0])
+    control.advance()
+    now[0] += LOADS_INTERVAL_S
+    assert not control.owes_loads  # nothing was counted
+    assert not control.has_news
+    control.take_news()
+    worker.expert_loads().result()
+    control.take_news()
+    control.advance_round()
+    assert control.owes_loads
+    assert not control.has_news  # until the interval is over
+    now[0] += LOADS_INTERVAL_S
+    assert control.has_news
+    assert control.take_news().loads is None
+    worker.expert_loads().result()
+    assert control.has_news
+    assert control.take_news().loads == ((0, 0, 0), (0, 0, 0))
+    assert not control.owes_loads
+    assert not control.has_news

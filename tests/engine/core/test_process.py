@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from services.engine.compute.simulated_runner import SimulatedRunner
+from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.core_link import CoreEnd, LinkClosedError
-from services.engine.contract.messages import AddRequest, CoreRequest, Shutdown
+from services.engine.contract.messages import AddRequest, CoreRequest, RoundReport, Shutdown
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.core.process import run_core
 
@@ -86,3 +86,19 @@ def test_a_front_that_leaves_ends_the_loop(harness):
     core.add("a")
     core.front.close()
     assert isinstance(core.wait(), LinkClosedError)
+
+
+def test_an_idle_core_reports_the_expert_loads_of_its_last_rounds(harness, monkeypatch):
+    counted, original = threading.Event(), CoreEnd.send
+
+    def send(self, messages):
+        original(self, messages)
+        reports = [message for message in messages if isinstance(message, RoundReport)]
+        if any(any(map(any, report.expert_loads or ())) for report in reports):
+            counted.set()
+
+    monkeypatch.setattr(CoreEnd, "send", send)
+    model = SimulatedModel.parse("experts=3,moe_layers=2,slots=4,ranks=1")
+    core = harness(lambda: SimulatedRunner(4, model))
+    core.add("a")
+    assert counted.wait(10)
