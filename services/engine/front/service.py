@@ -43,6 +43,8 @@ from services.engine.front.request_translation import ModelFacts
 from services.engine.front.servicer import EngineServicer, RequestRunner
 from services.engine.front.spans import RequestSpans
 from services.engine.model_files import load_text_assets
+from services.engine.model_files.known_models import find_model
+from services.engine.model_files.template_check import check_template
 
 log = logging.getLogger(__name__)
 ENGINE_SERVICE = "inferfleet.internal.v1.Engine"
@@ -315,6 +317,8 @@ def _load_assets(config: FrontConfig) -> TextAssets:
     if config.simulate:
         return byte_assets()
     try:
-        return load_text_assets(config.model)
+        assets = load_text_assets(config.model)
+        check_template(assets, find_model(config.model).path)
+        return assets
     except ModelFileError as error:
         raise ConfigError(str(error)) from error
