@@ -330,4 +330,5 @@ class ModelRunner:
             weights_bytes=self._model.nbytes + (self._experts.nbytes if self._experts else 0),
             load_s=time.perf_counter() - started,
             experts=self._experts.shape if self._experts else None,
+            bit_identical=config.deterministic or self._whole_rounds,
         )
