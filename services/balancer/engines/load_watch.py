@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 _BACKOFF_S = (0.1, 1.0)
 # An engine that accepts the call and sends no report does not count as connected.
 _FIRST_REPORT_S = 5.0
+_ELSE = "another process answers"
 
 
 async def watch_load(
@@ -35,7 +36,7 @@ async def watch_load(
             delay_s = _BACKOFF_S[0]
         if member.connected:
             log.warning("engine %s: load reports lost: %s", member.info.engine_id, reason)
-        member.mark_disconnected()
+        member.mark_disconnected(refused=reason.startswith(_ELSE) or "refused" in reason.lower())
         changed()
         await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
         delay_s = min(delay_s * 2, _BACKOFF_S[1])
@@ -54,7 +55,7 @@ async def _read_reports(
                 limit.reschedule(None)
                 if report.epoch_ms != member.info.epoch_ms:
                     return received, (
-                        f"another process answers at {member.info.address}: its epoch is "
+                        f"{_ELSE} at {member.info.address}: its epoch is "
                         f"{report.epoch_ms}, the registry says {member.info.epoch_ms}"
                     )
                 received = True

@@ -195,10 +195,14 @@ class EngineRegistry:
         )
 
     def _sweep(self) -> None:
-        """Remove engines that are gone, give up stalled ones, recall requests from full ones."""
+        """Remove engines that are gone, give up stalled ones, recall requests from full ones.
+
+        A stopped engine may wake: it stays for a while though its registration has ended.
+        """
         now = self._clock()
         for member in list(self._members.values()):
-            if not member.registered and not member.connected and self._records.connected:
+            away = not member.registered and not member.connected and self._records.connected
+            if away and not member.may_wake(now):
                 self._remove(member, "its registry key is gone and its load reports are broken")
                 continue
             if member.stalled(now):
