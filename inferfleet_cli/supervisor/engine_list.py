@@ -4,15 +4,26 @@ from typing import Any
 
 import grpc
 
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor.tls import ClientTls
 from inferfleet_proto.admin.v1 import fleet_pb2, fleet_pb2_grpc
 
 TIMEOUT_S = 2.0
 TOKEN_KEY = "inferfleet-fleet-token"
 
 
-async def list_engines(admin: str, token: str) -> dict[str, Any]:
+async def list_engines(admin: str, token: str, tls: ClientTls = ClientTls()) -> dict[str, Any]:  # noqa: B008 (it is frozen)
     """{"engines": […]}, with "engines_error" as well if the balancer does not answer."""
-    async with grpc.aio.insecure_channel(admin) as channel:
+    try:
+        credentials = tls.credentials()
+    except CliError as error:
+        return {"engines": [], "engines_error": str(error)}
+    made = (
+        grpc.aio.insecure_channel(admin)
+        if credentials is None
+        else grpc.aio.secure_channel(admin, credentials)
+    )
+    async with made as channel:
         stub = fleet_pb2_grpc.FleetStub(channel)
         try:
             reply = await stub.ListEngines(

@@ -26,6 +26,41 @@ class Options:
     """Seconds that running streams may take when the fleet stops."""
     settings: tuple[tuple[str, str, str], ...] = ()
     """(service, key, value): configuration keys of one service; they override all others."""
+    gateways: int = 1
+    balancers: int = 1
+    redis: str = ""
+    """URL of a Redis to use; empty: the fleet starts its own."""
+    etcd: str = ""
+    """Members of an etcd to use, as in the key `etcd`; empty: the fleet starts its own."""
+
+    @property
+    def own_redis(self) -> bool:
+        """Whether the fleet starts a Redis: neither --redis nor --set kvcache.redis names one."""
+        return not self.redis and "kvcache" not in self._services_with("redis")
+
+    @property
+    def own_etcd(self) -> bool:
+        """Whether the fleet starts an etcd: no option names one for all services that use it."""
+        return not self.etcd and not {"engine", "balancer", "gateway"} <= self._services_with(
+            "etcd"
+        )
+
+    def redis_url(self, own: str) -> str:
+        """URL of the Redis in use: the one that was named, else that of the fleet at `own`."""
+        named = self.redis or self._setting("kvcache", "redis")
+        return named or f"redis://{own}/0"
+
+    def etcd_endpoints(self, own: str) -> str:
+        """Members of the etcd in use: those that were named, else the fleet's own."""
+        return self.etcd or ("" if self.own_etcd else self._setting("gateway", "etcd")) or own
+
+    def _services_with(self, key: str) -> set[str]:
+        return {service for service, own, value in self.settings if own == key and value}
+
+    def _setting(self, service: str, key: str) -> str:
+        """The value that `keys_of` uses: the last one given."""
+        found = [value for name, own, value in self.settings if (name, own) == (service, key)]
+        return found[-1] if found else ""
 
 
 @dataclass(frozen=True)
@@ -41,6 +76,10 @@ class Addresses:
     admin: str
     engines: tuple[str, ...]
     otlp: str
+    more_gateways: tuple[tuple[str, str], ...] = ()
+    """gRPC and HTTP address of each gateway after the first."""
+    more_balancers: tuple[tuple[str, str], ...] = ()
+    """gRPC and admin address of each balancer after the first."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +120,31 @@ def keys_of(
     options: Options, at: Addresses, token_file: Path, ready_file: Mapping[str, Path]
 ) -> dict[str, dict[str, str]]:
     """Configuration keys by service name, in the order of `plan`; spelled as flags, with dashes."""
-    kvcache = {**_listen(at.kvcache), "redis": f"redis://{at.redis}/0"}
-    balancer = {
-        **_listen(at.balancer),
-        "balancer-id": "balancer",
-        "etcd": at.etcd,
-        "kvcache": at.kvcache,
-        "admin-port": at.admin.rpartition(":")[2],
-    }
-    gateway = {
-        **_listen(at.gateway),
-        "http-port": at.http.rpartition(":")[2],
-        "etcd": at.etcd,
-        "balancers": at.balancer,
-    }
-    keys = {"kvcache": kvcache, "balancer": balancer}
+    redis = options.redis_url(at.redis)
+    keys = {"kvcache": {**_listen(at.kvcache), "redis": redis}}
+    balancers = ((at.balancer, at.admin), *at.more_balancers)
+    for name, (address, admin) in zip(
+        _numbered("balancer", len(balancers)), balancers, strict=True
+    ):
+        keys[name] = {
+            **_listen(address),
+            "balancer-id": name,
+            "etcd": options.etcd_endpoints(at.etcd),
+            "kvcache": at.kvcache,
+            "admin-port": admin.rpartition(":")[2],
+        }
     for index, address in enumerate(at.engines, start=1):
         keys[f"engine-{index}"] = _engine(options, at, address, f"engine-{index}")
-    keys["gateway"] = gateway
+    gateways = ((at.gateway, at.http), *at.more_gateways)
+    for name, (address, http) in zip(_numbered("gateway", len(gateways)), gateways, strict=True):
+        keys[name] = {
+            **_listen(address),
+            "http-port": http.rpartition(":")[2],
+            "etcd": options.etcd_endpoints(at.etcd),
+            "balancers": ",".join(address for address, _ in balancers),
+        }
+        if len(gateways) > 1 and "," not in redis and "sentinel" not in redis:
+            keys[name]["redis"] = redis  # they count quotas together
     common = {
         "fleet-token-file": str(token_file),
         "otlp-endpoint": f"http://{at.otlp}",
@@ -115,17 +161,23 @@ def keys_of(
     }
 
 
-def service_names(engines: int) -> list[str]:
-    """The service names that `plan` uses, in its order."""
+def service_names(engines: int, gateways: int = 1, balancers: int = 1) -> list[str]:
+    """The service names that `plan` uses, in its order. Engines always have a number."""
     numbered = [f"engine-{index}" for index in range(1, engines + 1)]
-    return ["kvcache", "balancer", *numbered, "gateway"]
+    first = ["kvcache", *_numbered("balancer", balancers)]
+    return [*first, *numbered, *_numbered("gateway", gateways)]
+
+
+def _numbered(kind: str, count: int) -> list[str]:
+    """Names of a kind of service; the only one has no number."""
+    return [kind] if count == 1 else [f"{kind}-{index}" for index in range(1, count + 1)]
 
 
 def _engine(options: Options, at: Addresses, address: str, name: str) -> dict[str, str]:
     return {
         **_listen(address),
         "engine-id": name,
-        "etcd": at.etcd,
+        "etcd": options.etcd_endpoints(at.etcd),
         "kvcache": at.kvcache,
         "model": options.model or DEFAULT_MODEL,
         "dtype": options.dtype,

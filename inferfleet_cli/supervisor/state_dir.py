@@ -1,4 +1,4 @@
-"""The state directory of a local fleet.
+"""The state directory of a local fleet; mode 0700.
 
 supervisor.lock   locked while a fleet runs; holds the supervisor's process id
 fleet.json        the addresses of the fleet; replaced atomically, by the supervisor only
@@ -62,13 +62,16 @@ class StateDir:
         self._write_token()
 
     def make(self) -> None:
-        """Create the directory and its logs/, if they do not exist.
+        """Create the directory and its logs/, if they do not exist; only the user may enter it.
 
         Raises:
             CliError: they cannot be created.
         """
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, exist_ok=True)
+            self.root.chmod(0o700)  # also one that an earlier version made
+            self.logs.mkdir(exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from error
 

@@ -101,19 +101,29 @@ class Store:
 
 def make_stores(
     state: StateDir,
-    ports: tuple[int, int],
+    ports: tuple[int | None, int | None],
     thread: ThreadPoolExecutor,
     on_event: Callable[[str], None],
 ) -> list[Store]:
     """Redis and etcd of this machine, on the ports (redis, etcd), with empty data.
 
+    Args:
+        ports: None for a store that is not needed, because the fleet uses another one.
+
     Raises:
         CliError: a server is missing; the message says how to install one.
     """
+    redis_port, etcd_port = ports
+    servers: dict[str, dev_backends.ServerProcess] = {}
     try:
-        redis_binary, etcd_binary = dev_backends.find_redis(), dev_backends.find_etcd()
+        if redis_port is not None:
+            servers["redis"] = dev_backends.RedisProcess(
+                dev_backends.find_redis(), state.data_dir("redis"), redis_port, {}
+            )
+        if etcd_port is not None:
+            servers["etcd"] = dev_backends.EtcdProcess(
+                dev_backends.find_etcd(), state.data_dir("etcd"), etcd_port, ()
+            )
     except dev_backends.BackendError as error:
         raise CliError(str(error)) from error
-    redis = dev_backends.RedisProcess(redis_binary, state.data_dir("redis"), ports[0], {})
-    etcd = dev_backends.EtcdProcess(etcd_binary, state.data_dir("etcd"), ports[1], ())
-    return [Store("redis", redis, thread, on_event), Store("etcd", etcd, thread, on_event)]
+    return [Store(name, server, thread, on_event) for name, server in servers.items()]

@@ -1,5 +1,6 @@
 """From options to command lines, and that the services understand them."""
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -72,3 +73,73 @@ def test_each_service_accepts_its_keys(tmp_path, name):
     done = subprocess.run([*argv, "--check-config"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "configuration is valid" in done.stdout
+
+
+def keys(service):
+    return dict(flag.removeprefix("--").split("=", 1) for flag in service.argv if "=" in flag)
+
+
+SEVERAL = {
+    "more_gateways": (("127.0.0.1:50052", "127.0.0.1:8081"),),
+    "more_balancers": (("127.0.0.1:20010", "127.0.0.1:20011"),),
+}
+
+
+def test_several_gateways_and_balancers_know_one_another(tmp_path):
+    options = Options(tmp_path, engines=1, gateways=2, balancers=2)
+    names = service_names(1, 2, 2)
+    assert names == ["kvcache", "balancer-1", "balancer-2", "engine-1", "gateway-1", "gateway-2"]
+    at = dataclasses.replace(AT, engines=AT.engines[:1], **SEVERAL)
+    ready = {name: tmp_path / name for name in names}
+    found = {one.name: keys(one) for one in plan(options, at, tmp_path / "token", ready)}
+    assert list(found) == names
+    assert found["gateway-2"]["http-port"] == "8081"
+    assert found["gateway-2"]["balancers"] == "127.0.0.1:20004,127.0.0.1:20010"
+    assert found["gateway-1"]["redis"] == "redis://127.0.0.1:20001/0", "quotas count together"
+    assert (found["balancer-2"]["admin-port"], found["balancer-2"]["balancer-id"]) == (
+        "20011",
+        "balancer-2",
+    )
+
+
+def test_stores_that_a_team_has_are_used(tmp_path):
+    services = planned(tmp_path, redis="rediss://u@cache:6380/1", etcd="https://e1:2379,e2:2379")
+    assert keys(services["kvcache"])["redis"] == "rediss://u@cache:6380/1"
+    for name in ("balancer", "engine-1", "gateway"):
+        assert keys(services[name])["etcd"] == "https://e1:2379,e2:2379"
+    assert "redis" not in keys(services["gateway"]), "one gateway counts alone, as without --redis"
+
+
+def test_gateways_count_in_the_redis_that_was_set_for_the_index(tmp_path):
+    settings = (("kvcache", "redis", "redis://cache:1/0"),)
+    options = Options(tmp_path, engines=2, gateways=2, settings=settings)
+    at = dataclasses.replace(AT, more_gateways=SEVERAL["more_gateways"])
+    ready = {name: tmp_path / name for name in service_names(2, 2)}
+    found = {one.name: keys(one) for one in plan(options, at, tmp_path / "token", ready)}
+    assert {found[name]["redis"] for name in ("kvcache", "gateway-1", "gateway-2")} == {
+        "redis://cache:1/0"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "own"),
+    [
+        ({}, (True, True)),
+        ({"redis": "redis://h/0"}, (False, True)),
+        ({"etcd": "h:1"}, (True, False)),
+        ({"settings": (("kvcache", "redis", "redis://h/0"),)}, (False, True)),
+        ({"settings": (("gateway", "redis", "redis://h/0"),)}, (True, True)),
+        ({"settings": (("engine", "etcd", "h:1"),)}, (True, True)),
+        (
+            {
+                "settings": tuple(
+                    (name, "etcd", "h:1") for name in ("engine", "balancer", "gateway")
+                )
+            },
+            (True, False),
+        ),
+    ],
+)
+def test_a_store_is_started_unless_another_is_named(tmp_path, changes, own):
+    options = Options(tmp_path, **changes)
+    assert (options.own_redis, options.own_etcd) == own
