@@ -175,7 +175,7 @@ class EngineRegistry:
     def _add(self, info: engine_pb2.EngineInfo) -> None:
         config = self._config
         channel = self._membership.channel(info.address)
-        link = CarrierConnection(self._membership, info.address, channel)
+        link = CarrierConnection(self._membership, info.address, channel, registered=True)
         member = Member(
             info,
             channel,
@@ -190,7 +190,7 @@ class EngineRegistry:
             self._known_models.add(info.model)
         log.info("engine %s joined: %s at %s", info.engine_id, info.model, info.address)
         self._watches[member] = asyncio.create_task(
-            watch_load(member, self._membership.metadata, self._changed),
+            watch_load(member, link.peer, self._changed),
             name=f"load of {info.engine_id}",
         )
 

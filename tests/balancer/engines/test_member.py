@@ -83,6 +83,19 @@ def test_a_stopped_engine_is_stalled_and_not_gone(member, clock):
     assert not member.may_wake(clock()), "a lost machine does not stay for ever"
 
 
+def test_an_idle_engine_that_falls_silent_is_stalled_and_not_gone(member, clock):
+    member.mark_disconnected()
+    assert member.state(clock()) is EngineState.UNREACHABLE, "its connection broke at once"
+    member.apply_report(engine_pb2.LoadReport())
+    clock.now += 19  # the pings stay unanswered
+    member.mark_disconnected()
+    assert member.state(clock()) is EngineState.STALLED
+    member.mark_disconnected()  # trying again changes nothing
+    assert member.may_wake(clock())
+    member.apply_report(engine_pb2.LoadReport())
+    assert member.state(clock()) is EngineState.SERVING
+
+
 def test_work_without_progress_is_a_stall(member, clock):
     member.apply_report(engine_pb2.LoadReport(running_requests=1, last_progress_age_s=9.5))
     assert member.state(clock()) is EngineState.SERVING
