@@ -19,6 +19,7 @@ MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS[12] = "d"
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 MAX_DEPTH = 4
 """Arrays in arrays; files in use nest none."""
 MAX_ITEMS = 4_000_000
@@ -127,10 +128,26 @@ class _Cursor:
             raise IndexError("a string extends beyond the end of the file")
         return self._data[start : self.at].decode("utf-8", errors="strict")
 
-    def value(self, kind: int, depth: int = 0) -> Any:
-        self._items += 1
+    def strings(self, count: int) -> list[str]:
+        """`count` strings; a vocabulary has hundreds of thousands."""
+        self._count_items(count)
+        data, at, found = self._data, self.at, []
+        for _ in range(count):
+            (size,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size + size
+            if at > len(data):
+                raise IndexError("a string extends beyond the end of the file")
+            found.append(data[at - size : at].decode("utf-8", errors="strict"))
+        self.at = at
+        return found
+
+    def _count_items(self, count: int) -> None:
+        self._items += count
         if self._items > MAX_ITEMS:
             raise ModelFileError(f"more than {MAX_ITEMS} strings and arrays in the metadata")
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        self._count_items(1)
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -139,6 +156,8 @@ class _Cursor:
             item, count = self.scalar("I"), self.scalar("Q")
             if item in _SCALARS:
                 return list(self.scalars(_SCALARS[item], count))
+            if item == _STRING:
+                return self.strings(count)
             return [self.value(item, depth + 1) for _ in range(count)]
         if kind not in _SCALARS:
             raise ModelFileError(f"unknown GGUF value type {kind}")
