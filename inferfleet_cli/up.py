@@ -67,6 +67,13 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
             f"--{kind}", type=int, default=1, metavar="N", help=f"number of {kind} (default 1)"
         )
     parser.add_argument(
+        "--spare-engines",
+        type=int,
+        default=0,
+        metavar="N",
+        help="engines that stand by, loaded, for those that end (default 0)",
+    )
+    parser.add_argument(
         "--redis", default="", metavar="URL", help="use this Redis instead of starting one"
     )
     parser.add_argument(
@@ -125,6 +132,8 @@ def options_of(args: argparse.Namespace) -> Options:
         count = getattr(args, kind)
         if not 1 <= count <= 64:
             raise CliError(f"--{kind}: must be between 1 and 64, got {count}", status=2)
+    if not 0 <= args.spare_engines <= 8:
+        raise CliError(f"--spare-engines: must be 0 to 8, got {args.spare_engines}", status=2)
     for flag, port in (("--port", args.port), ("--http-port", args.http_port)):
         if not 0 <= port <= 65535:
             raise CliError(f"{flag}: must be between 0 and 65535, got {port}", status=2)
@@ -142,6 +151,7 @@ def options_of(args: argparse.Namespace) -> Options:
         settings=tuple(args.settings),
         gateways=args.gateways,
         balancers=args.balancers,
+        spare_engines=args.spare_engines,
         redis=args.redis,
         etcd=args.etcd,
     )

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from inferfleet_cli.supervisor import ports, tls
-from inferfleet_cli.supervisor.child import Child
+from inferfleet_cli.supervisor.child import Child, ChildStatus
 from inferfleet_cli.supervisor.control import ControlServer
 from inferfleet_cli.supervisor.engine_list import list_engines
-from inferfleet_cli.supervisor.options import Addresses, Options, Planner, plan, service_names
+from inferfleet_cli.supervisor.options import Addresses, Options, Planner, plan, standby_file
 from inferfleet_cli.supervisor.otlp_receiver import OtlpReceiver
+from inferfleet_cli.supervisor.spares import Spares
 from inferfleet_cli.supervisor.state_dir import StateDir
 from inferfleet_cli.supervisor.stores import Store, make_stores
 from inferfleet_cli.supervisor.trace_json import trace_json
@@ -43,6 +44,8 @@ class Fleet:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stores")
         self._stores: list[Store] = []
         self._children: list[Child] = []
+        self._spares: Spares | None = None
+        self._following: asyncio.Task[None] | None = None
         self._started = time.time()
         self.addresses: Addresses | None = None
         self.tls = tls.gateway_files(options)
@@ -82,6 +85,9 @@ class Fleet:
 
     async def stop(self) -> None:
         """Drain and stop all processes, gateway first; idempotent and safe after a failed start."""
+        if self._following is not None:  # an engine that stops is not to be replaced
+            self._following.cancel()
+            await asyncio.wait({self._following})
         grace_s = self.options.grace_s + STOP_MARGIN_S
         for group in _stop_order(self._children):
             await asyncio.gather(*(child.stop(grace_s) for child in group))
@@ -104,7 +110,7 @@ class Fleet:
     def status(self) -> dict[str, Any]:
         """The processes that run, as the supervisor knows them; no service is called."""
         statuses = [store.status() for store in self._stores]
-        statuses += [child.status() for child in self._children]
+        statuses += [self._status_of(child) for child in self._children]
         at = self.addresses
         return {
             "running": True,
@@ -116,13 +122,22 @@ class Fleet:
             "traces": len(self.traces),
         }
 
+    def _status_of(self, child: Child) -> ChildStatus:
+        status = child.status()
+        spare = self._spares is not None and self._spares.is_spare(child.name)
+        return (
+            dataclasses.replace(status, state="spare")
+            if spare and status.state == "ready"
+            else status
+        )
+
     async def _choose_addresses(self) -> Addresses:
         options = self.options
         gateways = self._gateway_ports()
         (port, http), *more = gateways
         more_balancers = options.balancers - 1
         taken = {port for pair in gateways for port in pair}
-        free = iter(ports.take(5 + options.engines + 2 * more_balancers, avoid=taken))
+        free = iter(ports.take(5 + options.engine_processes + 2 * more_balancers, avoid=taken))
         redis, etcd, kvcache, balancer, admin = (f"{HOST}:{next(free)}" for _ in range(5))
         return Addresses(
             gateway=f"{HOST}:{port}",
@@ -133,6 +148,7 @@ class Fleet:
             ),
             redis=redis,
             etcd=etcd,
+            store_password_file=str(self._state.store_password_file),
             kvcache=kvcache,
             balancer=balancer,
             admin=admin,
@@ -172,8 +188,7 @@ class Fleet:
 
     async def _start_services(self, at: Addresses) -> None:
         options = self.options
-        names = service_names(options.engines, options.gateways, options.balancers)
-        ready = {name: self._state.ready_file(name) for name in names}
+        ready = {name: self._state.ready_file(name) for name in options.names}
         for service in self._planner(self.options, at, self._state.token_file, ready):
             child = Child(
                 service,
@@ -184,6 +199,10 @@ class Fleet:
             )
             self._children.append(child)
             await child.start()
+        if options.spare_engines:
+            engines = [child for child in self._children if child.name.startswith("engine-")]
+            files = {child.name: standby_file(ready[child.name]) for child in engines}
+            self._spares = Spares(engines, files, options.engines, self._say)
         waits = [asyncio.create_task(self._report_when_ready(child)) for child in self._children]
         try:
             await asyncio.gather(*waits)
@@ -191,6 +210,8 @@ class Fleet:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
+        if self._spares is not None:
+            self._following = asyncio.create_task(self._spares.follow(), name="spares")
 
     async def _report_when_ready(self, child: Child) -> None:
         task = asyncio.ensure_future(child.wait_ready())
@@ -215,6 +236,7 @@ class Fleet:
             "admin": at.admin,
             "etcd": self.options.etcd_endpoints(at.etcd),
             "redis": self.options.redis_url(at.redis),
+            "store_password_file": at.store_password_file if self.options.own_etcd else "",
         }
 
     async def _on_status(self, _: dict[str, Any]) -> dict[str, Any]:

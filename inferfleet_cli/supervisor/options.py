@@ -32,6 +32,18 @@ class Options:
     """URL of a Redis to use; empty: the fleet starts its own."""
     etcd: str = ""
     """Members of an etcd to use, as in the key `etcd`; empty: the fleet starts its own."""
+    spare_engines: int = 0
+    """Engines beyond `engines` that stand by."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all services, in starting order."""
+        return service_names(self.engine_processes, self.gateways, self.balancers)
+
+    @property
+    def engine_processes(self) -> int:
+        """Engines in use and spares."""
+        return self.engines + self.spare_engines
 
     @property
     def own_redis(self) -> bool:
@@ -47,18 +59,18 @@ class Options:
 
     def redis_url(self, own: str) -> str:
         """URL of the Redis in use: the one that was named, else that of the fleet at `own`."""
-        named = self.redis or self._setting("kvcache", "redis")
+        named = self.redis or self.setting("kvcache", "redis")
         return named or f"redis://{own}/0"
 
     def etcd_endpoints(self, own: str) -> str:
         """Members of the etcd in use: those that were named, else the fleet's own."""
-        return self.etcd or ("" if self.own_etcd else self._setting("gateway", "etcd")) or own
+        return self.etcd or ("" if self.own_etcd else self.setting("gateway", "etcd")) or own
 
     def _services_with(self, key: str) -> set[str]:
         return {service for service, own, value in self.settings if own == key and value}
 
-    def _setting(self, service: str, key: str) -> str:
-        """The value that `keys_of` uses: the last one given."""
+    def setting(self, service: str, key: str) -> str:
+        """The value of --set SERVICE.KEY that `keys_of` uses: the last one given; "" for none."""
         found = [value for name, own, value in self.settings if (name, own) == (service, key)]
         return found[-1] if found else ""
 
@@ -80,6 +92,8 @@ class Addresses:
     """gRPC and HTTP address of each gateway after the first."""
     more_balancers: tuple[tuple[str, str], ...] = ()
     """gRPC and admin address of each balancer after the first."""
+    store_password_file: str = ""
+    """File with the password of the fleet's own Redis and etcd."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ def kv_memory(options: Options) -> str:
     """Memory for KV blocks of each engine: a size, or a fraction of the free memory."""
     if options.model in ("", DEFAULT_MODEL):
         return DEFAULT_MODEL_KV_MEMORY
-    return f"{0.5 / options.engines:.3f}"
+    return f"{0.5 / options.engine_processes:.3f}"
 
 
 def plan(
@@ -120,8 +134,8 @@ def keys_of(
     options: Options, at: Addresses, token_file: Path, ready_file: Mapping[str, Path]
 ) -> dict[str, dict[str, str]]:
     """Configuration keys by service name, in the order of `plan`; spelled as flags, with dashes."""
-    redis = options.redis_url(at.redis)
-    keys = {"kvcache": {**_listen(at.kvcache), "redis": redis}}
+    redis, etcd = _redis_keys(options, at), _etcd_keys(options, at)
+    keys = {"kvcache": {**_listen(at.kvcache), **redis}}
     balancers = ((at.balancer, at.admin), *at.more_balancers)
     for name, (address, admin) in zip(
         _numbered("balancer", len(balancers)), balancers, strict=True
@@ -129,22 +143,25 @@ def keys_of(
         keys[name] = {
             **_listen(address),
             "balancer-id": name,
-            "etcd": options.etcd_endpoints(at.etcd),
+            **etcd,
             "kvcache": at.kvcache,
             "admin-port": admin.rpartition(":")[2],
         }
     for index, address in enumerate(at.engines, start=1):
-        keys[f"engine-{index}"] = _engine(options, at, address, f"engine-{index}")
+        name = f"engine-{index}"
+        keys[name] = _engine(options, at, address, name)
+        if options.spare_engines:
+            keys[name]["standby-file"] = str(standby_file(ready_file[name]))
     gateways = ((at.gateway, at.http), *at.more_gateways)
     for name, (address, http) in zip(_numbered("gateway", len(gateways)), gateways, strict=True):
         keys[name] = {
             **_listen(address),
             "http-port": http.rpartition(":")[2],
-            "etcd": options.etcd_endpoints(at.etcd),
+            **etcd,
             "balancers": ",".join(address for address, _ in balancers),
         }
-        if len(gateways) > 1 and "," not in redis and "sentinel" not in redis:
-            keys[name]["redis"] = redis  # they count quotas together
+        if len(gateways) > 1 and "," not in redis["redis"] and "sentinel" not in redis["redis"]:
+            keys[name] |= redis  # they count quotas together
     common = {
         "fleet-token-file": str(token_file),
         "otlp-endpoint": f"http://{at.otlp}",
@@ -154,11 +171,39 @@ def keys_of(
         name: {
             **common,
             "ready-file": str(ready_file[name]),
-            **own,
-            **_set_for(name, options.settings),
+            **_with_settings(own, _set_for(name, options.settings)),
         }
         for name, own in keys.items()
     }
+
+
+def standby_file(ready_file: Path) -> Path:
+    """The file whose existence puts an engine into use, beside its ready file."""
+    return ready_file.with_suffix(".in-use")
+
+
+def _redis_keys(options: Options, at: Addresses) -> dict[str, str]:
+    """The index's Redis, for it and for gateways that count quotas together."""
+    keys = {"redis": options.redis_url(at.redis)}
+    if options.own_redis:
+        return {**keys, "redis-password-file": at.store_password_file}
+    names = ("password_file", "tls_ca_file", "tls_cert_file", "tls_key_file")
+    given = {name: options.setting("kvcache", f"redis_{name}") for name in names}
+    return keys | {f"redis-{k.replace('_', '-')}": value for k, value in given.items() if value}
+
+
+def _etcd_keys(options: Options, at: Addresses) -> dict[str, str]:
+    keys = {"etcd": options.etcd_endpoints(at.etcd)}
+    own = {"etcd-user": "root", "etcd-password-file": at.store_password_file}
+    return {**keys, **own} if options.own_etcd else keys
+
+
+def _with_settings(own: dict[str, str], settings: dict[str, str]) -> dict[str, str]:
+    """A service's keys with those of --set over them; another store gets no password of ours."""
+    for store in ("redis", "etcd"):
+        if store in settings:
+            own = {key: value for key, value in own.items() if not key.startswith(f"{store}-")}
+    return {**own, **settings}
 
 
 def service_names(engines: int, gateways: int = 1, balancers: int = 1) -> list[str]:
@@ -177,7 +222,7 @@ def _engine(options: Options, at: Addresses, address: str, name: str) -> dict[st
     return {
         **_listen(address),
         "engine-id": name,
-        "etcd": options.etcd_endpoints(at.etcd),
+        **_etcd_keys(options, at),
         "kvcache": at.kvcache,
         "model": options.model or DEFAULT_MODEL,
         "dtype": options.dtype,

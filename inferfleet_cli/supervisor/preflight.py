@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inferfleet_cli.errors import CliError
-from inferfleet_cli.supervisor.options import Addresses, Options, keys_of, service_names
+from inferfleet_cli.supervisor.options import Addresses, Options, keys_of
 from services.balancer.config import BalancerConfig
 from services.common.config.near_miss import meant
 from services.common.config.settings import ConfigError, check_files, redacted, resolve
@@ -42,7 +42,7 @@ def check(options: Options, cwd: Path) -> None:
     Raises:
         CliError: a service would reject its configuration; the status is 2.
     """
-    names = service_names(options.engines, options.gateways, options.balancers)
+    names = options.names
     _check_settings(options, names)
     models = set()
     with contextlib.chdir(cwd):
@@ -64,11 +64,11 @@ def configurations(options: Options) -> dict[str, Any]:
     Raises:
         CliError: a service would reject its configuration; the status is 2.
     """
-    names = service_names(options.engines, options.gateways, options.balancers)
-    several = ("engines", "more_gateways", "more_balancers")
-    alike = [field.name for field in dataclasses.fields(Addresses) if field.name not in several]
+    names = options.names
+    others = ("engines", "more_gateways", "more_balancers", "store_password_file")
+    alike = [field.name for field in dataclasses.fields(Addresses) if field.name not in others]
     at = Addresses(
-        engines=(_ANY_ADDRESS,) * options.engines,
+        engines=(_ANY_ADDRESS,) * options.engine_processes,
         more_gateways=((_ANY_ADDRESS,) * 2,) * (options.gateways - 1),
         more_balancers=((_ANY_ADDRESS,) * 2,) * (options.balancers - 1),
         **dict.fromkeys(alike, _ANY_ADDRESS),

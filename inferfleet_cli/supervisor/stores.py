@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from inferfleet_cli.errors import CliError
 from inferfleet_cli.supervisor import dev_backends
 from inferfleet_cli.supervisor.child import GOOD_RUN_S, ChildStatus, restart_delay_s
+from inferfleet_cli.supervisor.secured_etcd import SecuredEtcd
 from inferfleet_cli.supervisor.state_dir import StateDir
 
 POLL_S = 0.25
@@ -107,6 +108,9 @@ def make_stores(
 ) -> list[Store]:
     """Redis and etcd of this machine, on the ports (redis, etcd), with empty data.
 
+    Both demand the password in the state directory, so that no other user of the machine can write
+    the registry.
+
     Args:
         ports: None for a store that is not needed, because the fleet uses another one.
 
@@ -118,11 +122,17 @@ def make_stores(
     try:
         if redis_port is not None:
             servers["redis"] = dev_backends.RedisProcess(
-                dev_backends.find_redis(), state.data_dir("redis"), redis_port, {}
+                dev_backends.find_redis(),
+                state.data_dir("redis"),
+                redis_port,
+                {"requirepass": state.store_password()},
             )
         if etcd_port is not None:
-            servers["etcd"] = dev_backends.EtcdProcess(
-                dev_backends.find_etcd(), state.data_dir("etcd"), etcd_port, ()
+            servers["etcd"] = SecuredEtcd(
+                dev_backends.find_etcd(),
+                state.data_dir("etcd"),
+                etcd_port,
+                state.store_password(),
             )
     except dev_backends.BackendError as error:
         raise CliError(str(error)) from error

@@ -30,10 +30,12 @@ AT = Addresses(
 
 def planned(tmp_path: Path, **changes):
     options = Options(state_dir=tmp_path, **changes)
-    token = tmp_path / "token"
-    token.write_text("secret")
+    token, password = tmp_path / "token", tmp_path / "stores.password"
+    for file in (token, password):
+        file.write_text("secret")
+    at = dataclasses.replace(AT, store_password_file=str(password))
     ready = {name: tmp_path / f"{name}.json" for name in service_names(options.engines)}
-    return {service.name: service for service in plan(options, AT, token, ready)}
+    return {service.name: service for service in plan(options, at, token, ready)}
 
 
 def test_services_start_in_the_order_of_their_needs(tmp_path):
@@ -108,6 +110,34 @@ def test_stores_that_a_team_has_are_used(tmp_path):
     for name in ("balancer", "engine-1", "gateway"):
         assert keys(services[name])["etcd"] == "https://e1:2379,e2:2379"
     assert "redis" not in keys(services["gateway"]), "one gateway counts alone, as without --redis"
+
+
+def test_only_the_fleets_own_stores_get_its_password(tmp_path):
+    services = planned(tmp_path)
+    assert keys(services["kvcache"])["redis-password-file"] == str(tmp_path / "stores.password")
+    for name in ("balancer", "engine-2", "gateway"):
+        assert keys(services[name])["etcd-user"] == "root"
+        assert keys(services[name])["etcd-password-file"] == str(tmp_path / "stores.password")
+    given = (
+        ("kvcache", "redis", "redis://cache:1/0"),
+        ("kvcache", "redis_password_file", "/p"),
+        ("balancer", "etcd", "e:1"),
+    )
+    services = planned(tmp_path, settings=given)
+    assert keys(services["kvcache"])["redis-password-file"] == "/p"
+    assert "etcd-user" not in keys(services["balancer"])
+    services = planned(tmp_path, redis="redis://cache:1/0", etcd="e:1")
+    flags = {flag for service in services.values() for flag in keys(service)}
+    assert not any("password" in flag or "user" in flag for flag in flags)
+
+
+def test_spares_wait_for_a_file_and_share_the_memory(tmp_path):
+    assert "standby-file" not in keys(planned(tmp_path)["engine-1"])
+    options = Options(tmp_path, engines=1, spare_engines=1, model="/m")
+    ready = {name: tmp_path / f"{name}.json" for name in options.names}
+    found = {one.name: keys(one) for one in plan(options, AT, tmp_path / "token", ready)}
+    assert found["engine-2"]["standby-file"] == str(tmp_path / "engine-2.in-use")
+    assert found["engine-2"]["kv-memory"] == "0.250"
 
 
 def test_gateways_count_in_the_redis_that_was_set_for_the_index(tmp_path):
