@@ -8,18 +8,17 @@ from pathlib import Path
 
 
 def folder(name: str) -> Path | None:
-    """Find or make a folder of this name, in the user's cache folder, else in the temporary one.
+    """Find or make a folder of this name in the user's cache folder, for large files.
 
     Returns:
-        None if neither can be used.
+        None if it cannot be used. The temporary folder is no substitute: it may be in memory.
     """
-    for parent in (user_cache, temporary):
-        # RuntimeError: this user has no home. OSError: not writable, full, or no such place.
-        with contextlib.suppress(OSError, RuntimeError):
-            found = parent() / name
-            found.mkdir(mode=0o700, exist_ok=True)
-            with tempfile.TemporaryFile(dir=found):
-                return found
+    # RuntimeError: this user has no home. OSError: not writable, full, or no such place.
+    with contextlib.suppress(OSError, RuntimeError):
+        found = user_cache() / name
+        found.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=found):
+            return found
     return None
 
 

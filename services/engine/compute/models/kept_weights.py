@@ -33,8 +33,8 @@ LEAST_BYTES = 32 << 20
 MOST_BYTES = 4 << 30
 """Of all files together; the ones used longest ago are deleted."""
 _ALIGN = 64
-_STALE_S = 3600.0
-"""An unfinished file of this age belongs to a process that ended."""
+_STALE_S = 120.0
+"""An unfinished file that nobody wrote to for so long belongs to a process that ended."""
 _HERE = Path(__file__).parent
 _SOURCES = (_HERE, _HERE.parent / "loader", Path(kept_files.__file__).parent / "compiled")
 
