@@ -112,7 +112,9 @@ COPY kernels kernels
 COPY services/__init__.py services/__init__.py
 COPY services/common services/common
 COPY services/engine services/engine
+# /tmp, the only writable folder, may be in memory: too small for packed weights.
 ENV INFERFLEET_PORT=50054 \
+    INFERFLEET_KEEP_WEIGHTS=no \
     INFERFLEET_DEVICE=cpu
 EXPOSE 50054 9090
 ENTRYPOINT ["python", "-m", "services.engine"]
@@ -132,6 +134,7 @@ COPY services/__init__.py services/__init__.py
 COPY services/common services/common
 COPY services/engine services/engine
 ENV INFERFLEET_PORT=50054 \
+    INFERFLEET_KEEP_WEIGHTS=no \
     INFERFLEET_DEVICE=cuda \
     TRITON_CACHE_DIR=/tmp/triton \
     NVIDIA_VISIBLE_DEVICES=all \

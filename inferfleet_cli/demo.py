@@ -10,6 +10,7 @@ from inferfleet_cli.errors import CliError
 from inferfleet_cli.gateway_client import Answer, GatewayClient, chat_prompt
 from inferfleet_cli.generate import summary
 from inferfleet_cli.supervisor.state_dir import StateDir
+from inferfleet_cli.supervisor.tls import ClientTls
 from inferfleet_cli.trace import can_print_unicode
 from inferfleet_cli.up import add_fleet_options, options_of, say, with_fleet
 from inferfleet_cli.waterfall import ENGINE_STEPS, chart, seconds_by_step
@@ -65,7 +66,7 @@ async def _ask(fleet: "Fleet", question: str) -> int:
     assert at is not None
     say(f"\n> {question}")
     # In a thread, so that the loop can still react to signals.
-    answer = await asyncio.to_thread(_generate, at.gateway, question)
+    answer = await asyncio.to_thread(_generate, at.gateway, question, fleet.tls)
     say(f"\n{summary(answer)}\n")
     trace = await _trace(fleet, answer)
     say(chart(trace, ascii_only=not can_print_unicode()))
@@ -84,8 +85,8 @@ def missing_from(spans: list[dict[str, Any]]) -> str | None:
     return None if roots == ["gateway"] else "span that joins the services"
 
 
-def _generate(address: str, question: str) -> Answer:
-    with GatewayClient(address) as client:
+def _generate(address: str, question: str, tls: ClientTls) -> Answer:
+    with GatewayClient(address, tls=tls) as client:
         request = pb.GenerateRequest(model=_model(client), chat=chat_prompt([("user", question)]))
         request.sampling.temperature = 0.0
         request.stop.max_tokens = 128

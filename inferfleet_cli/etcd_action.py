@@ -88,14 +88,19 @@ async def _connected(args: argparse.Namespace) -> "AsyncIterator[Etcd]":
     from services.common.etcd.client import EtcdError
     from services.common.etcd.config import EtcdKeys, connect
 
-    endpoints = args.etcd or _local_etcd(args.state_dir)
+    endpoints, user, password_file = args.etcd, args.etcd_user, args.etcd_password_file
+    if not endpoints:
+        record = _local_fleet(args.state_dir)
+        endpoints = str(record["etcd"])
+        if record.get("store_password_file") and not user:
+            user, password_file = "root", str(record["store_password_file"])
     keys = EtcdKeys(
         etcd=tuple(endpoint.strip() for endpoint in endpoints.split(",")),
         etcd_tls_ca_file=args.etcd_tls_ca_file,
         etcd_tls_cert_file=args.etcd_tls_cert_file,
         etcd_tls_key_file=args.etcd_tls_key_file,
-        etcd_user=args.etcd_user,
-        etcd_password_file=args.etcd_password_file,
+        etcd_user=user,
+        etcd_password_file=password_file,
     )
     try:
         etcd = connect(keys, timeout_s=5.0)
@@ -109,11 +114,11 @@ async def _connected(args: argparse.Namespace) -> "AsyncIterator[Etcd]":
         await etcd.close()
 
 
-def _local_etcd(state_dir: Path) -> str:
+def _local_fleet(state_dir: Path) -> dict[str, Any]:
     record = StateDir(state_dir).read_record()
     if record is None:
         raise CliError(
             f"no fleet runs in {state_dir}: start one with `inferfleet up`, or name the etcd of"
             " another fleet with --etcd"
         )
-    return str(record["etcd"])
+    return record

@@ -11,6 +11,7 @@ import grpc
 
 from inferfleet_cli.errors import CliError, from_rpc
 from inferfleet_cli.supervisor.state_dir import StateDir
+from inferfleet_cli.supervisor.tls import ClientTls
 from inferfleet_proto.v1 import inference_pb2 as pb
 from inferfleet_proto.v1 import inference_pb2_grpc
 
@@ -64,11 +65,16 @@ class Answer:
 class GatewayClient:
     """A connection to a gateway, or to one engine that was started with --public."""
 
-    def __init__(self, address: str, api_key_file: Path | None = None) -> None:
+    def __init__(
+        self, address: str, api_key_file: Path | None = None, tls: ClientTls | None = None
+    ) -> None:
         """The connection is opened by the first call.
 
+        Args:
+            tls: None: an unencrypted connection.
+
         Raises:
-            CliError: the file of the API key cannot be read.
+            CliError: the file of the API key, or of TLS, cannot be read.
         """
         self.address = address
         self._metadata = _credentials(api_key_file)
@@ -76,7 +82,11 @@ class GatewayClient:
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ]
-        self._channel = grpc.insecure_channel(address, options=options)
+        credentials = tls.credentials() if tls is not None else None
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=options)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     def __enter__(self) -> "GatewayClient":
@@ -168,6 +178,13 @@ def _add_response(
 def chat_prompt(messages: Iterable[tuple[str, str]]) -> pb.Chat:
     """Convert (role, content) pairs to the contract's Chat."""
     return pb.Chat(messages=[pb.ChatMessage(role=role, content=text) for role, text in messages])
+
+
+def gateway_tls(requested: ClientTls, address: str, state_dir: Path) -> ClientTls:
+    """The TLS flags; without --address, what the local fleet uses where no flag is given."""
+    if requested.used or address:
+        return requested
+    return ClientTls.of_record(StateDir(state_dir).read_record())
 
 
 def gateway_address(requested: str, state_dir: Path) -> str:

@@ -5,7 +5,14 @@ import sys
 from pathlib import Path
 
 from inferfleet_cli.errors import CliError, to_json
-from inferfleet_cli.gateway_client import Answer, GatewayClient, chat_prompt, gateway_address
+from inferfleet_cli.gateway_client import (
+    Answer,
+    GatewayClient,
+    chat_prompt,
+    gateway_address,
+    gateway_tls,
+)
+from inferfleet_cli.supervisor.tls import ClientTls
 from inferfleet_proto.v1 import inference_pb2 as pb
 
 EXAMPLES = """\
@@ -62,6 +69,18 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="gateway (default: the fleet of --state-dir, else 127.0.0.1:50051)",
     )
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="connect with TLS; a local fleet's own is known without this flag",
+    )
+    parser.add_argument(
+        "--ca-file", default="", metavar="FILE", help="CA of the gateway; implies --tls"
+    )
+    parser.add_argument(
+        "--cert-file", default="", metavar="FILE", help="client certificate; implies --tls"
+    )
+    parser.add_argument("--key-file", default="", metavar="FILE", help="key of --cert-file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,7 +116,10 @@ def _stream(client: GatewayClient, request: pb.GenerateRequest, args: argparse.N
 
 def connect(args: argparse.Namespace) -> GatewayClient:
     """Connect to the gateway that the flags name."""
-    return GatewayClient(gateway_address(args.address, args.state_dir), args.api_key_file)
+    files = (args.ca_file, args.cert_file, args.key_file)
+    requested = ClientTls(args.tls or any(files), *files)
+    tls = gateway_tls(requested, args.address, args.state_dir)
+    return GatewayClient(gateway_address(args.address, args.state_dir), args.api_key_file, tls)
 
 
 def summary(answer: Answer) -> str:

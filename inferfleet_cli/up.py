@@ -23,6 +23,7 @@ examples:
   inferfleet up                                  two engines with the small default model
   inferfleet up --engines 1 --dtype bfloat16 --model ~/models/Qwen3-0.6B
   inferfleet up --set engine.max_num_seqs=8 --set balancer.policy=round_robin
+  inferfleet up --gateways 2 --balancers 2 --redis redis://cache:6379/0 --etcd etcd:2379
   inferfleet up --detach && inferfleet status && inferfleet down
 
 `python -m services.engine --help` lists the keys of a service (engine, gateway, balancer, kvcache).
@@ -60,6 +61,26 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `up` and `demo` share."""
     parser.add_argument(
         "--engines", type=int, default=2, metavar="N", help="number of engines (default 2)"
+    )
+    for kind in ("gateways", "balancers"):
+        parser.add_argument(
+            f"--{kind}", type=int, default=1, metavar="N", help=f"number of {kind} (default 1)"
+        )
+    parser.add_argument(
+        "--spare-engines",
+        type=int,
+        default=0,
+        metavar="N",
+        help="engines that stand by, loaded, for those that end (default 0)",
+    )
+    parser.add_argument(
+        "--redis", default="", metavar="URL", help="use this Redis instead of starting one"
+    )
+    parser.add_argument(
+        "--etcd",
+        default="",
+        metavar="HOST:PORT,…",
+        help="use this etcd instead of starting one; https://host:port for TLS",
     )
     parser.add_argument(
         "--model",
@@ -107,8 +128,12 @@ def options_of(args: argparse.Namespace) -> Options:
         CliError: a value is invalid.
         ModuleNotFoundError: this installation does not contain the services.
     """
-    if not 1 <= args.engines <= 64:
-        raise CliError(f"--engines: must be between 1 and 64, got {args.engines}", status=2)
+    for kind in ("engines", "gateways", "balancers"):
+        count = getattr(args, kind)
+        if not 1 <= count <= 64:
+            raise CliError(f"--{kind}: must be between 1 and 64, got {count}", status=2)
+    if not 0 <= args.spare_engines <= 8:
+        raise CliError(f"--spare-engines: must be 0 to 8, got {args.spare_engines}", status=2)
     for flag, port in (("--port", args.port), ("--http-port", args.http_port)):
         if not 0 <= port <= 65535:
             raise CliError(f"{flag}: must be between 0 and 65535, got {port}", status=2)
@@ -124,6 +149,11 @@ def options_of(args: argparse.Namespace) -> Options:
         http_port=args.http_port,
         grace_s=args.grace,
         settings=tuple(args.settings),
+        gateways=args.gateways,
+        balancers=args.balancers,
+        spare_engines=args.spare_engines,
+        redis=args.redis,
+        etcd=args.etcd,
     )
     from inferfleet_cli.supervisor import preflight
 
@@ -204,7 +234,7 @@ def _serving_text(fleet: "Fleet") -> str:
     assert at is not None
     return (
         f"\nServing\n  gRPC   {at.gateway}   (inferfleet.v1.Inference)\n"
-        f"  HTTP   http://{at.http}/v1   (OpenAI-compatible)\n"
+        f"  HTTP   {fleet.http_url}/v1   (OpenAI-compatible)\n"
         f"  logs   {root}/logs\n"
         f'Try  inferfleet generate --chat "What is the capital of France?"{state_dir.flag(root)}'
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -114,6 +115,9 @@ class WholeRounds(Protocol):
 
     def pack(self, weight: Tensor) -> PackedWeight:
         """Pack a weight [out, in]."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory for a part of a packed weight that was kept from an earlier start."""
 
     def cache(self, shape: tuple[int, ...]) -> Tensor:
         """Zeros for one layer's keys and values."""

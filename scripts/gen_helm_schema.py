@@ -47,6 +47,7 @@ WIRED = {
         "kvcache",
         "public",
         "public_port",
+        "standby_file",
     }
     | _ETCD,
 }

@@ -141,7 +141,7 @@ async def _drain_revision(
                         model=target.model, model_revision=target.revision, grace_s=args.grace
                     ),
                     timeout=args.grace + _SLACK_S,
-                    metadata=membership.metadata,
+                    metadata=await membership.peer(channel, admin, registered=True).metadata(),
                 )
                 return answer
             except grpc.aio.AioRpcError as error:

@@ -4,19 +4,35 @@ from typing import Any
 
 import grpc
 
+from inferfleet_cli.errors import CliError
+from inferfleet_cli.supervisor.tls import ClientTls
 from inferfleet_proto.admin.v1 import fleet_pb2, fleet_pb2_grpc
+from services.common.rpc import TOKEN_KEY, Membership
 
 TIMEOUT_S = 2.0
-TOKEN_KEY = "inferfleet-fleet-token"
 
 
-async def list_engines(admin: str, token: str) -> dict[str, Any]:
+async def list_engines(admin: str, token: str, tls: ClientTls = ClientTls()) -> dict[str, Any]:  # noqa: B008 (it is frozen)
     """{"engines": […]}, with "engines_error" as well if the balancer does not answer."""
-    async with grpc.aio.insecure_channel(admin) as channel:
+    try:
+        credentials = tls.credentials()
+    except CliError as error:
+        return {"engines": [], "engines_error": str(error)}
+    made = (
+        grpc.aio.insecure_channel(admin)
+        if credentials is None
+        else grpc.aio.secure_channel(admin, credentials)
+    )
+    async with made as channel:
         stub = fleet_pb2_grpc.FleetStub(channel)
         try:
+            # With TLS the certificate has proven the balancer.
+            shown: tuple[tuple[str, str], ...] = ((TOKEN_KEY, token),)
+            if credentials is None:
+                peer = Membership(token=token).peer(channel, admin, registered=False)
+                shown = await peer.metadata(TIMEOUT_S)
             reply = await stub.ListEngines(
-                fleet_pb2.ListEnginesRequest(), timeout=TIMEOUT_S, metadata=((TOKEN_KEY, token),)
+                fleet_pb2.ListEnginesRequest(), timeout=TIMEOUT_S, metadata=shown
             )
         except grpc.aio.AioRpcError as error:
             return {"engines": [], "engines_error": f"{error.code().name}: {error.details()}"}

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from inferfleet_cli.supervisor import ports
-from inferfleet_cli.supervisor.child import Child
+from inferfleet_cli.supervisor import ports, tls
+from inferfleet_cli.supervisor.child import Child, ChildStatus
 from inferfleet_cli.supervisor.control import ControlServer
 from inferfleet_cli.supervisor.engine_list import list_engines
-from inferfleet_cli.supervisor.options import Addresses, Options, Planner, plan, service_names
+from inferfleet_cli.supervisor.options import Addresses, Options, Planner, plan, standby_file
 from inferfleet_cli.supervisor.otlp_receiver import OtlpReceiver
+from inferfleet_cli.supervisor.spares import Spares
 from inferfleet_cli.supervisor.state_dir import StateDir
 from inferfleet_cli.supervisor.stores import Store, make_stores
 from inferfleet_cli.supervisor.trace_json import trace_json
@@ -43,8 +44,18 @@ class Fleet:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stores")
         self._stores: list[Store] = []
         self._children: list[Child] = []
+        self._spares: Spares | None = None
+        self._following: asyncio.Task[None] | None = None
         self._started = time.time()
         self.addresses: Addresses | None = None
+        self.tls = tls.gateway_files(options)
+        self._balancer_tls = tls.balancer_files(options)
+
+    @property
+    def http_url(self) -> str:
+        """URL of the first gateway's HTTP port; "" before the start."""
+        scheme = "https" if self.tls.used else "http"
+        return f"{scheme}://{self.addresses.http}" if self.addresses else ""
 
     def claim(self) -> None:
         """Claim the state directory. `start` does it too; call this to fail before any output.
@@ -74,6 +85,9 @@ class Fleet:
 
     async def stop(self) -> None:
         """Drain and stop all processes, gateway first; idempotent and safe after a failed start."""
+        if self._following is not None:  # an engine that stops is not to be replaced
+            self._following.cancel()
+            await asyncio.wait({self._following})
         grace_s = self.options.grace_s + STOP_MARGIN_S
         for group in _stop_order(self._children):
             await asyncio.gather(*(child.stop(grace_s) for child in group))
@@ -96,30 +110,45 @@ class Fleet:
     def status(self) -> dict[str, Any]:
         """The processes that run, as the supervisor knows them; no service is called."""
         statuses = [store.status() for store in self._stores]
-        statuses += [child.status() for child in self._children]
+        statuses += [self._status_of(child) for child in self._children]
         at = self.addresses
         return {
             "running": True,
             "state_dir": str(self._state.root),
             "supervisor_pid": os.getpid(),
             "uptime_s": round(time.time() - self._started, 3),
-            "gateway": {"grpc": at.gateway, "http": f"http://{at.http}"} if at else {},
+            "gateway": {"grpc": at.gateway, "http": self.http_url} if at else {},
             "services": [dataclasses.asdict(status) for status in statuses],
             "traces": len(self.traces),
         }
 
+    def _status_of(self, child: Child) -> ChildStatus:
+        status = child.status()
+        spare = self._spares is not None and self._spares.is_spare(child.name)
+        return (
+            dataclasses.replace(status, state="spare")
+            if spare and status.state == "ready"
+            else status
+        )
+
     async def _choose_addresses(self) -> Addresses:
         options = self.options
-        port = self._report_port("gRPC", options.port, ports.next_free(options.port))
-        http = ports.next_free(options.http_port, avoid={port})
-        self._report_port("HTTP", options.http_port, http)
-        free = iter(ports.take(5 + options.engines, avoid={port, http}))
+        gateways = self._gateway_ports()
+        (port, http), *more = gateways
+        more_balancers = options.balancers - 1
+        taken = {port for pair in gateways for port in pair}
+        free = iter(ports.take(5 + options.engine_processes + 2 * more_balancers, avoid=taken))
         redis, etcd, kvcache, balancer, admin = (f"{HOST}:{next(free)}" for _ in range(5))
         return Addresses(
             gateway=f"{HOST}:{port}",
             http=f"{HOST}:{http}",
+            more_gateways=tuple((f"{HOST}:{grpc}", f"{HOST}:{http}") for grpc, http in more),
+            more_balancers=tuple(
+                (f"{HOST}:{next(free)}", f"{HOST}:{next(free)}") for _ in range(more_balancers)
+            ),
             redis=redis,
             etcd=etcd,
+            store_password_file=str(self._state.store_password_file),
             kvcache=kvcache,
             balancer=balancer,
             admin=admin,
@@ -127,21 +156,39 @@ class Fleet:
             otlp=await self._otlp.start(f"{HOST}:0"),
         )
 
+    def _gateway_ports(self) -> list[tuple[int, int]]:
+        """gRPC and HTTP port of each gateway: the requested ones, then the next free ones."""
+        found: list[tuple[int, int]] = []
+        taken: set[int] = set()
+        for index in range(self.options.gateways):
+            pair = []
+            for what, first in (("gRPC", self.options.port), ("HTTP", self.options.http_port)):
+                chosen = ports.next_free(first, avoid=taken)
+                taken.add(chosen)
+                pair.append(chosen)
+                if index == 0:
+                    self._report_port(what, first, chosen)
+            found.append((pair[0], pair[1]))
+        return found
+
     def _report_port(self, what: str, requested: int, chosen: int) -> int:
         if requested not in (0, chosen):
             self._say(f"Port {requested} ({what}) is taken: using {chosen}")
         return chosen
 
     async def _start_stores(self, at: Addresses) -> None:
-        chosen = (_port(at.redis), _port(at.etcd))
+        chosen = (
+            _port(at.redis) if self.options.own_redis else None,
+            _port(at.etcd) if self.options.own_etcd else None,
+        )
         self._stores = make_stores(self._state, chosen, self._thread, self._say)
         for store in self._stores:
             seconds = await store.start()
             self._say(_ready_line(store.name, seconds, store.status().address, store.note))
 
     async def _start_services(self, at: Addresses) -> None:
-        names = service_names(self.options.engines)
-        ready = {name: self._state.ready_file(name) for name in names}
+        options = self.options
+        ready = {name: self._state.ready_file(name) for name in options.names}
         for service in self._planner(self.options, at, self._state.token_file, ready):
             child = Child(
                 service,
@@ -152,6 +199,10 @@ class Fleet:
             )
             self._children.append(child)
             await child.start()
+        if options.spare_engines:
+            engines = [child for child in self._children if child.name.startswith("engine-")]
+            files = {child.name: standby_file(ready[child.name]) for child in engines}
+            self._spares = Spares(engines, files, options.engines, self._say)
         waits = [asyncio.create_task(self._report_when_ready(child)) for child in self._children]
         try:
             await asyncio.gather(*waits)
@@ -159,6 +210,8 @@ class Fleet:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
+        if self._spares is not None:
+            self._following = asyncio.create_task(self._spares.follow(), name="spares")
 
     async def _report_when_ready(self, child: Child) -> None:
         task = asyncio.ensure_future(child.wait_ready())
@@ -177,16 +230,19 @@ class Fleet:
             "supervisor_pid": os.getpid(),
             "control_port": control_port,
             "gateway": at.gateway,
-            "http": f"http://{at.http}",
+            "http": self.http_url,
+            "tls": self.tls.to_json(),
             "otlp": f"http://{at.otlp}",
             "admin": at.admin,
-            "etcd": at.etcd,
-            "redis": f"redis://{at.redis}/0",
+            "etcd": self.options.etcd_endpoints(at.etcd),
+            "redis": self.options.redis_url(at.redis),
+            "store_password_file": at.store_password_file if self.options.own_etcd else "",
         }
 
     async def _on_status(self, _: dict[str, Any]) -> dict[str, Any]:
         admin = self.addresses.admin if self.addresses else ""
-        return {**self.status(), **await list_engines(admin, self._state.token())}
+        engines = await list_engines(admin, self._state.token(), self._balancer_tls)
+        return {**self.status(), **engines}
 
     async def _on_trace(self, request: dict[str, Any]) -> dict[str, Any]:
         key = str(request.get("request_id", ""))

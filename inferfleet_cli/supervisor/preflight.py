@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from inferfleet_cli.errors import CliError
-from inferfleet_cli.supervisor.options import Addresses, Options, keys_of, service_names
+from inferfleet_cli.supervisor.options import Addresses, Options, keys_of
 from services.balancer.config import BalancerConfig
 from services.common.config.near_miss import meant
-from services.common.config.settings import ConfigError, check_files, resolve
+from services.common.config.settings import ConfigError, check_files, redacted, resolve
 from services.engine.contract.model_config import ModelFileError
 from services.engine.front.config import FrontConfig
+from services.engine.model_files.gguf_config import gguf_config
 from services.engine.model_files.gguf_header import read_header
+from services.engine.model_files.hf_config import folder_config
 from services.engine.model_files.known_models import find_model
 from services.gateway.config import GatewayConfig
 from services.kvcache.config import KvCacheConfig
@@ -40,17 +42,13 @@ def check(options: Options, cwd: Path) -> None:
     Raises:
         CliError: a service would reject its configuration; the status is 2.
     """
-    names = service_names(options.engines)
+    names = options.names
     _check_settings(options, names)
-    alike = [field.name for field in dataclasses.fields(Addresses) if field.name != "engines"]
-    at = Addresses(engines=(_ANY_ADDRESS,) * options.engines, **dict.fromkeys(alike, _ANY_ADDRESS))
     models = set()
     with contextlib.chdir(cwd):
-        for name, keys in keys_of(options, at, _NO_FILE, dict.fromkeys(names, _NO_FILE)).items():
+        for name, config in configurations(options).items():
             kind = name.partition("-")[0]
-            flags = {key.replace("-", "_"): value for key, value in keys.items()}
             try:
-                config = resolve(CLASSES[kind], flags).config
                 check_files(config)
             except ConfigError as error:
                 raise CliError(f"{kind}: {error}", status=2) from error
@@ -60,9 +58,35 @@ def check(options: Options, cwd: Path) -> None:
             _check_model(model)
 
 
+def configurations(options: Options) -> dict[str, Any]:
+    """Each service's configuration, by its name; addresses are stand-ins.
+
+    Raises:
+        CliError: a service would reject its configuration; the status is 2.
+    """
+    names = options.names
+    others = ("engines", "more_gateways", "more_balancers", "store_password_file")
+    alike = [field.name for field in dataclasses.fields(Addresses) if field.name not in others]
+    at = Addresses(
+        engines=(_ANY_ADDRESS,) * options.engine_processes,
+        more_gateways=((_ANY_ADDRESS,) * 2,) * (options.gateways - 1),
+        more_balancers=((_ANY_ADDRESS,) * 2,) * (options.balancers - 1),
+        **dict.fromkeys(alike, _ANY_ADDRESS),
+    )
+    found = {}
+    for name, keys in keys_of(options, at, _NO_FILE, dict.fromkeys(names, _NO_FILE)).items():
+        kind = name.partition("-")[0]
+        flags = {key.replace("-", "_"): value for key, value in keys.items()}
+        try:
+            found[name] = resolve(CLASSES[kind], flags).config
+        except ConfigError as error:
+            raise CliError(f"{kind}: {error}", status=2) from error
+    return found
+
+
 def _check_settings(options: Options, names: list[str]) -> None:
     for service, key, value in options.settings:
-        where = f"--set {service}.{key}={value}"
+        where = redacted(f"--set {service}.{key}={value}")
         if service not in (*CLASSES, *names):
             hint = meant(service, (*CLASSES, *names))
             raise CliError(f"{where}: {service}: no such service{hint}", status=2)
@@ -76,6 +100,8 @@ def _check_model(model: str) -> None:
     try:
         found = find_model(model)
         if found.path.is_file():
-            read_header(found.path)
+            gguf_config(read_header(found.path), found.path, None)
+        else:
+            folder_config(found.path)
     except (ModelFileError, OSError) as error:
         raise CliError(f"engine: {error}", status=2) from error

@@ -1,8 +1,9 @@
-"""The state directory of a local fleet.
+"""The state directory of a local fleet; mode 0700.
 
 supervisor.lock   locked while a fleet runs; holds the supervisor's process id
 fleet.json        the addresses of the fleet; replaced atomically, by the supervisor only
 fleet.token       the secret that the fleet's services show to each other; mode 0600
+stores.password   of the Redis and etcd that the fleet starts; mode 0600
 logs/ ready/      a log and a ready file per service
 redis/ etcd/      data of the stores; emptied at each start
 """
@@ -21,6 +22,9 @@ from inferfleet_cli.errors import CliError
 
 DEFAULT = Path(".inferfleet")
 
+_OWN = {"supervisor.lock", "fleet.json", "fleet.token", "stores.password"}
+_OWN |= {"logs", "ready", "redis", "etcd"}
+
 
 class StateDir:
     """The state directory of one fleet; at most one supervisor claims it at a time."""
@@ -29,6 +33,7 @@ class StateDir:
         self.root = root.absolute()
         self.logs = self.root / "logs"
         self.token_file = self.root / "fleet.token"
+        self.store_password_file = self.root / "stores.password"
         self._record = self.root / "fleet.json"
         self._lock_file = self.root / "supervisor.lock"
         self._lock: IO[str] | None = None
@@ -58,17 +63,24 @@ class StateDir:
         self._record.unlink(missing_ok=True)
         for name in ("ready", "redis", "etcd"):
             shutil.rmtree(self.root / name, ignore_errors=True)
-            (self.root / name).mkdir()
-        self._write_token()
+            (self.root / name).mkdir(mode=0o700)
+        for file in (self.token_file, self.store_password_file):
+            _write_secret(file)
 
     def make(self) -> None:
-        """Create the directory and its logs/, if they do not exist.
+        """Create the directory and its logs/, if they do not exist; only the user may enter it.
+
+        A directory with files of others keeps its mode: somebody else may need it.
 
         Raises:
             CliError: they cannot be created.
         """
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, exist_ok=True)
+            if {path.name for path in self.root.iterdir()} <= _OWN:
+                self.root.chmod(0o700)  # also one that an earlier version made
+            self.logs.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -84,7 +96,8 @@ class StateDir:
         if self._lock is None:
             return
         self._record.unlink(missing_ok=True)
-        self.token_file.unlink(missing_ok=True)
+        for file in (self.token_file, self.store_password_file):
+            file.unlink(missing_ok=True)
         self._lock.close()
         self._lock = None
 
@@ -139,6 +152,10 @@ class StateDir:
         """The token of the running fleet."""
         return self.token_file.read_text().strip()
 
+    def store_password(self) -> str:
+        """The password of the fleet's own Redis and etcd."""
+        return self.store_password_file.read_text().strip()
+
     def log_file(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
@@ -157,11 +174,12 @@ class StateDir:
     def _unusable(self, error: OSError) -> CliError:
         return CliError(f"cannot use the state directory {self.root}: {error}")
 
-    def _write_token(self) -> None:
-        self.token_file.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with os.fdopen(os.open(self.token_file, flags, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32))
+
+def _write_secret(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+        file.write(secrets.token_urlsafe(32))
 
 
 def flag(root: Path) -> str:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from inferfleet_cli.errors import CliError
 from inferfleet_cli.supervisor import dev_backends
 from inferfleet_cli.supervisor.child import GOOD_RUN_S, ChildStatus, restart_delay_s
+from inferfleet_cli.supervisor.secured_etcd import SecuredEtcd
 from inferfleet_cli.supervisor.state_dir import StateDir
 
 POLL_S = 0.25
@@ -101,19 +102,38 @@ class Store:
 
 def make_stores(
     state: StateDir,
-    ports: tuple[int, int],
+    ports: tuple[int | None, int | None],
     thread: ThreadPoolExecutor,
     on_event: Callable[[str], None],
 ) -> list[Store]:
     """Redis and etcd of this machine, on the ports (redis, etcd), with empty data.
 
+    Both demand the password in the state directory, so that no other user of the machine can write
+    the registry.
+
+    Args:
+        ports: None for a store that is not needed, because the fleet uses another one.
+
     Raises:
         CliError: a server is missing; the message says how to install one.
     """
+    redis_port, etcd_port = ports
+    servers: dict[str, dev_backends.ServerProcess] = {}
     try:
-        redis_binary, etcd_binary = dev_backends.find_redis(), dev_backends.find_etcd()
+        if redis_port is not None:
+            servers["redis"] = dev_backends.RedisProcess(
+                dev_backends.find_redis(),
+                state.data_dir("redis"),
+                redis_port,
+                {"requirepass": state.store_password()},
+            )
+        if etcd_port is not None:
+            servers["etcd"] = SecuredEtcd(
+                dev_backends.find_etcd(),
+                state.data_dir("etcd"),
+                etcd_port,
+                state.store_password(),
+            )
     except dev_backends.BackendError as error:
         raise CliError(str(error)) from error
-    redis = dev_backends.RedisProcess(redis_binary, state.data_dir("redis"), ports[0], {})
-    etcd = dev_backends.EtcdProcess(etcd_binary, state.data_dir("etcd"), ports[1], ())
-    return [Store("redis", redis, thread, on_event), Store("etcd", etcd, thread, on_event)]
+    return [Store(name, server, thread, on_event) for name, server in servers.items()]

@@ -2,13 +2,13 @@
 
 import contextlib
 import hashlib
-import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from kernels.kept_files import temporary, user_cache
 
 T = TypeVar("T")
 _HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ def folder() -> str | None:
     for source in sorted(_HERE.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"jit-{digest.hexdigest()[:16]}"
-    for parent in (_beside_sources, _user_cache, _temporary):
+    for parent in (_beside_sources, user_cache, temporary):
         # RuntimeError: this user has no home. OSError: not writable, full, or no such place.
         with contextlib.suppress(OSError, RuntimeError):
             found = parent() / name
@@ -49,33 +49,6 @@ def clear(path: str) -> None:
 def _beside_sources() -> Path:
     """A user who can write here can change the sources as well."""
     return _HERE / "__pycache__"
-
-
-def _user_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return _own((Path(home) if home else Path.home() / ".cache") / "inferfleet", others=0o002)
-
-
-def _temporary() -> Path:
-    """Other users can make a folder of any name there, and cached code is executed."""
-    return _own(Path(tempfile.gettempdir()) / f"inferfleet-{os.getuid()}", others=0o077)
-
-
-def _own(place: Path, others: int) -> Path:
-    """Make the folder if it is missing, and check that it belongs to this user alone.
-
-    Args:
-        others: permission bits that other users must not have.
-
-    Raises:
-        OSError: it belongs to another user, or other users have one of these permissions.
-    """
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = place.lstat()
-    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not mine or found.st_mode & others:
-        raise PermissionError(f"{place}: not owned by this user, or open to other users")
-    return place
 
 
 def _delete_outdated(current: Path) -> None:

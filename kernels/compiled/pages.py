@@ -30,12 +30,16 @@ class Arena:
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Copy a tensor into the arena."""
-        size = -(-tensor.nbytes // _ALIGN) * _ALIGN
+        return self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor in the arena, to be filled."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        size = -(-nbytes // _ALIGN) * _ALIGN
         if size > self._free.numel():
             self._free = zeros((max(size, _MAPPING_BYTES),), torch.uint8)
-        target, self._free = self._free[: tensor.nbytes], self._free[size:]
-        copied = target.view(tensor.dtype).view(tensor.shape)
-        return copied.copy_(tensor)
+        target, self._free = self._free[:nbytes], self._free[size:]
+        return target.view(dtype).view(shape)
 
 
 def _mapping(size: int) -> mmap.mmap:

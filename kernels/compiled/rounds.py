@@ -23,6 +23,10 @@ class CompiledRounds:
         packed = self._pack(weight)
         return replace(packed, panels=self._arena.copy(packed.panels))
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See WholeRounds."""
+        return self._arena.empty(shape, dtype)
+
     def cache(self, shape: tuple[int, ...]) -> Tensor:
         """See WholeRounds; float32."""
         return zeros(shape, torch.float32)

@@ -53,8 +53,8 @@ class BalancerConfig(EtcdKeys, ServiceConfig):
     carry_on: str = setting(
         "equal",
         "which engines may resume a stream that broke after its first token: exact (equal "
-        "numerics, and deterministic mode or a greedy request), equal (equal numerics), any (same "
-        "model), never",
+        "numerics, and a deterministic engine or a greedy request), equal (equal numerics), any "
+        "(same model), never",
         choices=RESUME_RULES,
     )
     queue_size: int = setting(

@@ -24,7 +24,6 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     """Served on the admin port only.
 
     Args:
-        metadata: call metadata that proves fleet membership.
         changed: called after an engine was taken out of routing.
         clock: the registry's clock.
     """
@@ -33,13 +32,11 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         self,
         registry: EngineRegistry,
         decisions: DecisionLedger,
-        metadata: tuple[tuple[str, str], ...],
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._decisions = decisions
-        self._metadata = metadata
         self._changed = changed
         self._clock = clock
 
@@ -123,11 +120,12 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         return fleet_pb2.DrainedEngine(engine_id=name, result=result)
 
     async def _drain(self, member: Member, grace_s: float) -> engine_pb2.DrainResponse:
+        assert member.link is not None, "the registry makes one for each member"
         stub: Any = engine_pb2_grpc.EngineStub(member.channel)
         response: engine_pb2.DrainResponse = await stub.Drain(
             engine_pb2.DrainRequest(grace_s=grace_s),
             timeout=grace_s + _DRAIN_SLACK_S,
-            metadata=self._metadata,
+            metadata=await member.link.peer.metadata(),
         )
         return response
 

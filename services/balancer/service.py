@@ -79,6 +79,8 @@ class BalancerService:
         """host:port for gateways; empty before `start`, as the two below."""
         self.admin_address = ""
         self.metrics_address = ""
+        self._registered = ("", "")
+        """The registered addresses for gateways and operators; empty before `start`."""
 
     async def start(self) -> None:
         """Listen, follow the engines and register.
@@ -102,8 +104,10 @@ class BalancerService:
         self._serving = True
         self._background.spawn(self._follow_health(self._servers[0], deps.registry), "health")
         address = advertised_address(config, self.address, config.etcd)
+        admin_port = self.admin_address.rpartition(":")[2]
+        self._registered = (address, f"{address.rpartition(':')[0]}:{admin_port}")
         if etcd is not None:
-            await self._register(etcd, address)
+            await self._register(etcd)
         # Pushed last, so that it runs first: running streams must end with a status.
         stack.push_async_callback(self._servicer().interrupt, _STOP_S)
         lifecycle.write_ready(
@@ -169,15 +173,15 @@ class BalancerService:
             config.port,
             run_servicer.SERVICE_NAME,
             lambda server: server.add_generic_rpc_handlers((handler,)),
+            lambda: self._registered[0],
         )
-        admin = fleet_servicer.FleetServicer(
-            deps.registry, deps.decisions, membership.metadata, deps.admission.pump
-        )
+        admin = fleet_servicer.FleetServicer(deps.registry, deps.decisions, deps.admission.pump)
         self.admin_address = await self._start_server(
             membership,
             config.admin_port,
             fleet_servicer.SERVICE_NAME,
             partial(fleet_pb2_grpc.add_FleetServicer_to_server, admin),
+            lambda: self._registered[1],
         )
 
     async def _start_server(
@@ -186,9 +190,10 @@ class BalancerService:
         port: int,
         service_name: str,
         add: Callable[[grpc.aio.Server], None],
+        address: Callable[[], str],
     ) -> str:
         """Serve one gRPC service on a port of its own; returns host:port."""
-        server = rpc.make_server(membership=membership)
+        server = rpc.make_server(membership=membership, address=address)
         add(server)
         health = rpc.add_health_and_reflection(server, (service_name,))
         bound = membership.bind(server, f"{self._config.host}:{port}")
@@ -229,10 +234,9 @@ class BalancerService:
         self.metrics_address = server.start(self._config.host, self._config.metrics_port)
         self._stack.callback(server.stop)
 
-    async def _register(self, etcd: Etcd, address: str) -> None:
+    async def _register(self, etcd: Etcd) -> None:
         name = balancer_id_of(self._config, int(self.address.rpartition(":")[2]))
-        host, _, _ = address.rpartition(":")
-        admin = f"{host}:{self.admin_address.rpartition(':')[2]}"
+        address, admin = self._registered
         record = json.dumps({"address": address, "admin_address": admin}).encode()
         self._registration = Registration(etcd, BALANCERS_PREFIX + name, lambda: record)
         await self._registration.start()

@@ -35,6 +35,7 @@ class Balancers:
 
     Args:
         addresses: returns host:port of the current balancers.
+        registered: whether the addresses come from the registry.
         retry_s: how long to look for a balancer that can be reached.
         stall_s: a stream that is silent for longer after its first message ends.
     """
@@ -46,8 +47,10 @@ class Balancers:
         *,
         retry_s: float,
         stall_s: float,
+        registered: bool = False,
     ) -> None:
         self._addresses = addresses
+        self._registered = registered
         self._membership = membership
         self._retry_s = retry_s
         self._stall_s = stall_s
@@ -64,7 +67,7 @@ class Balancers:
 
         Args:
             wire: a serialised EngineRequest.
-            metadata: sent in addition to the fleet's token.
+            metadata: sent in addition to the proof of membership.
             deadline_s: of the request, by time.monotonic().
             tries: how often the request has been sent before.
 
@@ -147,7 +150,10 @@ class Balancers:
         if existing is not None:
             return existing
         channel = self._membership.channel(address)
-        made = channel, CarrierConnection(self._membership, address, channel)
+        made = (
+            channel,
+            CarrierConnection(self._membership, address, channel, registered=self._registered),
+        )
         self._connections[address] = made
         return made
 

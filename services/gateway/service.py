@@ -142,6 +142,7 @@ class GatewayService:
             membership,
             retry_s=config.connect_retry_s,
             stall_s=config.stall_timeout_s,
+            registered=registry.balancers is not None,
         )
         stack.push_async_callback(balancers.close)
         recorder = UsageRecorder(config, series)

@@ -68,10 +68,12 @@ class Fleet:
             await engine.stop()
         await self._index_server.stop(0)
 
-    async def add(self, engine_id: str, **info: Any) -> FakeEngine:
+    async def add(
+        self, engine_id: str, membership: rpc.Membership | None = None, **info: Any
+    ) -> FakeEngine:
         engine = FakeEngine(engine_id, **info)
         self.engines.append(engine)
-        await engine.start()
+        await engine.start(membership)
         await self.keys.register(engine)
         await self.until_state(engine_id, "serving")
         link = self.member(engine_id).link

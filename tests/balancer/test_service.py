@@ -24,8 +24,10 @@ from services.common import errors
 from services.common.config.settings import ConfigError
 from services.common.etcd.client import Etcd
 from services.common.etcd.registry import BALANCERS_PREFIX, ENGINES_PREFIX
-from services.common.rpc import ENGINE_ID_KEY, TOKEN_KEY
+from services.common.rpc import ENGINE_ID_KEY, TOKEN_KEY, Membership
+from services.common.rpc.metadata import PROOF_KEY
 from services.common.service.telemetry import Telemetry
+from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.registry import FakeRegistry
 
 
@@ -181,14 +183,28 @@ async def test_only_members_are_served(make_fleet, tmp_path, engine_request):
     secret = tmp_path / "token"
     secret.write_text("s3cret\n")
     fleet = await make_fleet(fleet_token_file=str(secret))
-    engine = await fleet.add("a")
+    engine = await fleet.add("a", Membership(token="s3cret"))
     with pytest.raises(errors.PermissionDeniedError):
         await fleet.ask(engine_request())
     with pytest.raises(grpc.RpcError) as refused:
         await fleet.admin().ListEngines(fleet_pb2.ListEnginesRequest())
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     await fleet.ask(engine_request(), metadata=((TOKEN_KEY, "s3cret"),))
-    assert engine.carrier_metadata[0][TOKEN_KEY] == "s3cret", "the balancer sends it to engines too"
+    assert TOKEN_KEY not in engine.carrier_metadata[0]
+    assert engine.carrier_metadata[0][PROOF_KEY], "what the balancer shows to engines instead"
+
+
+async def test_an_engine_that_a_stranger_registers_gets_nothing(make_fleet, tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text("s3cret\n")
+    fleet = await make_fleet(fleet_token_file=str(secret))
+    stranger = FakeEngine("stranger")
+    fleet.engines.append(stranger)
+    await stranger.start()
+    await fleet.keys.register(stranger)
+    await fleet.until_state("stranger", "unreachable")
+    await fleet.member("stranger").link.peer._lock.acquire()  # after its challenge
+    assert stranger.metadata + stranger.carrier_metadata == []
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,6 @@ def _shape(kind: str, num_engines: int, scratch: Path) -> Shape:
         return Shape(engines=2, settings=overload.SETTINGS)
     if kind == "mixed":
         old = upgrade.unpack(upgrade.PREVIOUS, scratch)
-        shape = Shape(engines=2, new_keys=upgrade.NEW_KEYS)
+        shape = Shape(engines=2, new_keys=upgrade.NEW_KEYS, settings=upgrade.SETTINGS)
         return replace(shape, code=dict.fromkeys(shape.names, old))
     return Shape(engines=2)

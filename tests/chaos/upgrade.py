@@ -12,8 +12,12 @@ from tests.chaos.scenario import Row, Stage
 
 PREVIOUS = "9b397ae623e5849d89921babd2a6c3d3c3d9da15"
 """The last revision of 0.1.0; moves on with every release."""
-NEW_KEYS: tuple[str, ...] = ()
+NEW_KEYS: tuple[str, ...] = ("trust_unproven",)
 """Keys of ours that it does not know."""
+SETTINGS = {
+    kind: {"trust_unproven": "yes"} for kind in ("kvcache", "balancer", "engine", "gateway")
+}
+"""What docs/deployment.md says for the time of the upgrade."""
 
 
 class NoSuchRevisionError(Exception):

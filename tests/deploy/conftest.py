@@ -69,14 +69,56 @@ def render() -> Callable[..., Manifests]:
     made: dict[str, Manifests] = {}
 
     def rendered(values: Mapping[str, Any] | None = None, name: str = "demo") -> Manifests:
-        key = json.dumps([values, name], sort_keys=True)
+        """Render; the token is generated unless the values say something about it."""
+        given = {"fleetToken": {"generate": True}, **(values or {})}
+        key = json.dumps([given, name], sort_keys=True)
         if key not in made:
-            made[key] = _parsed(chart.render(dict(values or {}), name=name, namespace="serving"))
+            made[key] = _parsed(chart.render(given, name=name, namespace="serving"))
         return made[key]
 
     return rendered
 
 
+PLACED: dict[str, Any] = {
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "extraVolumes": [{"name": "extra", "configMap": {"name": "certs"}}],
+    "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra", "readOnly": True}],
+    "podAnnotations": {"example.com/note": "yes"},
+    "podLabels": {"team": "ml"},
+    "priorityClassName": "serving",
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "topology.kubernetes.io/zone",
+            "whenUnsatisfiable": "ScheduleAnyway",
+        }
+    ],
+}
+EVERY_VALUE: dict[str, Any] = {
+    "gateway": {
+        **PLACED,
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+        },
+        "service": {
+            "type": "LoadBalancer",
+            "loadBalancerSourceRanges": ["10.0.0.0/8"],
+            "externalTrafficPolicy": "Local",
+        },
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "hosts": ["llm.example.com"],
+            "tls": [{"hosts": ["llm.example.com"], "secretName": "llm-tls"}],
+        },
+        "httpRoute": {
+            "enabled": True,
+            "parentRefs": [{"name": "public"}],
+            "hostnames": ["llm.example.com"],
+        },
+    },
+}
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "cpu-demo": examples("cpu-demo"),
@@ -89,6 +131,12 @@ CASES: dict[str, dict[str, Any]] = {
     "no-policies": {
         "networkPolicy": {"enabled": False},
         "podDisruptionBudget": {"enabled": False},
+    },
+    "every-value": {
+        **EVERY_VALUE,
+        "kvcache": {**PLACED, "strategy": {"type": "Recreate"}},
+        "balancer": {**PLACED, "strategy": {"type": "OnDelete"}},
+        "engines": [{"name": "a", "model": "m", **PLACED}],
     },
     "kept-etcd": {"etcd": {"storageSize": "1Gi", "storageClass": "fast"}},
     "volumes": {

@@ -1,5 +1,6 @@
 """How pods are started, probed, ended and locked down."""
 
+import helm_python
 import pytest
 
 FLEET = ("gateway", "balancer", "kvcache", "engine")
@@ -96,8 +97,8 @@ def test_secrets_reach_containers_as_files_alone(case):
         assert all(mounts[v["name"]]["readOnly"] for v in secrets)
 
 
-def test_a_fleet_token_is_made_unless_there_is_one(render):
-    made = render()
+def test_a_fleet_token_is_made_where_that_is_asked_for(render):
+    made = render({"fleetToken": {"generate": True}})
     secret = made.kind("Secret")[0]
     assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert len(secret["data"]["token"]) >= 48
@@ -108,6 +109,28 @@ def test_a_fleet_token_is_made_unless_there_is_one(render):
         assert volume["secret"]["secretName"] == "mine"
         env = {e["name"]: e.get("value") for e in probes(item)["env"]}
         assert env["INFERFLEET_FLEET_TOKEN_FILE"].endswith("/fleet")
+
+
+def test_rendered_twice_without_a_cluster_the_chart_is_the_same(chart):
+    loaded = helm_python.Chart.load(chart)
+    values = {"fleetToken": {"existingSecret": "mine"}, "engines": [{"name": "a", "model": "m"}]}
+    one, two = (loaded.render(values, name="f", namespace="n") for _ in range(2))
+    assert one == two
+    with pytest.raises(helm_python.HelmError, match=r"fleetToken\.existingSecret: needed"):
+        loaded.render({}, name="f", namespace="n")
+
+
+def checksums(manifests):
+    templates = [item["spec"]["template"]["metadata"] for item in manifests.workloads(*FLEET)]
+    return {template["annotations"]["checksum/secrets"] for template in templates}
+
+
+def test_a_changed_token_rolls_every_pod(render):
+    (one,) = checksums(render(name="a"))
+    (two,) = checksums(render(name="b"))  # another name, so another token
+    (mine,) = checksums(render({"fleetToken": {"existingSecret": "mine"}}))
+    (other,) = checksums(render({"fleetToken": {"existingSecret": "other"}}))
+    assert len({one, two, mine, other}) == 4
 
 
 def test_notes_say_what_is_missing(render):

@@ -50,6 +50,27 @@ ETCD = {"endpoints": ["etcd:2379"]}
             {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
             "gateway.autoscaling.minReplicas",
         ),
+        (
+            {"podDisruptionBudget": {"maxUnavailable": 0}, "balancer": {"replicas": 1}},
+            "podDisruptionBudget.maxUnavailable: 0 with one replica of balancer",
+        ),
+        ({"podDisruptionBudget": {"maxUnavailable": "0%"}}, "one replica of kvcache"),
+        (
+            {"gateway": {"strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 0}}}},
+            "gateway.strategy.rollingUpdate.maxUnavailable: 0",
+        ),
+        (
+            {"engines": [ENGINE | {"strategy": {"rollingUpdate": {"maxUnavailable": 0}}}]},
+            r"engines\[0\].strategy.rollingUpdate.maxUnavailable: 0",
+        ),
+        ({"gateway": {"strategy": {"rolling": {}}}}, "/gateway/strategy.*rolling"),
+        ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.hosts: needed"),
+        ({"gateway": {"httpRoute": {"enabled": True}}}, "gateway.httpRoute.parentRefs: needed"),
+        (
+            {"gateway": {"service": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}},
+            "gateway.service.loadBalancerSourceRanges: only for",
+        ),
+        ({"gateway": {"service": {"loadBalancerSourceRanges": ["10.0.0.0"]}}}, "SourceRanges/0"),
         ({"drainGraceSeconds": -1}, "/drainGraceSeconds"),
         ({"logLevel": "loud"}, "/logLevel"),
         ({"tracing": {"otlpEndpoint": "jaeger:4317"}}, "/tracing/otlpEndpoint"),

@@ -146,7 +146,7 @@ class FakeEngine(engine_pb2_grpc.EngineServicer):
 
     async def start(self, membership: rpc.Membership | None = None) -> str:
         """Listen on a free port, or again on the port of an earlier start; returns the address."""
-        self.server = rpc.make_server()
+        self.server = rpc.make_server(membership=membership, address=lambda: self.address)
         engine_pb2_grpc.add_EngineServicer_to_server(self, self.server)
         listen_on = self.address or "127.0.0.1:0"
         port = (membership or rpc.Membership()).bind(self.server, listen_on)

@@ -1,17 +1,19 @@
 {{/* An entry of `engines`, completed. */}}
 
 {{/*
-engineDefaults with the entry's keys over them; config and resources key by key. sprig's merge
+engineDefaults with the entry's keys over them; config and resources key by key, null for none. sprig's merge
 functions are no use: they take a false or a 0 for an absent value.
 Usage: include "inferfleet.engine" (dict "root" $ "entry" .) | fromYaml
 */}}
 {{- define "inferfleet.engine" -}}
 {{- $engine := deepCopy .root.Values.engineDefaults -}}
 {{- range $key, $value := .entry -}}
-{{- if has $key (list "config" "resources") -}}
+{{- if and (has $key (list "config" "resources")) (kindIs "map" $value) -}}
+{{- $merged := get $engine $key | default dict -}}
 {{- range $inner, $own := $value -}}
-{{- $_ := set (get $engine $key) $inner $own -}}
+{{- $_ := set $merged $inner $own -}}
 {{- end -}}
+{{- $_ := set $engine $key $merged -}}
 {{- else -}}
 {{- $_ := set $engine $key $value -}}
 {{- end -}}
@@ -25,7 +27,7 @@ Usage: include "inferfleet.engine" (dict "root" $ "entry" .) | fromYaml
 
 {{/* Requests and limits, GPUs added for a CUDA engine. */}}
 {{- define "inferfleet.engineResources" -}}
-{{- $resources := deepCopy .resources -}}
+{{- $resources := deepCopy (.resources | default dict) -}}
 {{- if eq .device "cuda" -}}
 {{- $limits := $resources.limits | default dict -}}
 {{- $_ := set $limits "nvidia.com/gpu" (int .gpus) -}}
@@ -53,8 +55,8 @@ Threads of a CPU engine = its CPU limit, unless config says otherwise: a contain
 its node, and more threads than it may use make every product slower.
 */}}
 {{- define "inferfleet.engineThreads" -}}
-{{- $limits := .resources.limits | default dict -}}
-{{- if and (eq .device "cpu") $limits.cpu (not (hasKey .config "threads")) -}}
+{{- $limits := (.resources | default dict).limits | default dict -}}
+{{- if and (eq .device "cpu") $limits.cpu (not (hasKey (.config | default dict) "threads")) -}}
 - name: INFERFLEET_THREADS
   valueFrom: {resourceFieldRef: {containerName: engine, resource: limits.cpu}}
 {{- end -}}

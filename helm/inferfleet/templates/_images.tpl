@@ -5,8 +5,9 @@ Usage: include "inferfleet.image" (dict "root" $ "values" .Values.gateway "name"
 {{- define "inferfleet.image" -}}
 {{- $common := .root.Values.image -}}
 {{- $own := .values.image | default dict -}}
+{{- $registry := $common.registry | default "" -}}
 {{- $repository := $own.repository | default (printf "%s-%s" $common.repository .name) -}}
-{{- $name := ternary (printf "%s/%s" $common.registry $repository) $repository (ne $common.registry "") -}}
+{{- $name := ternary (printf "%s/%s" $registry $repository) $repository (ne $registry "") -}}
 {{- if $own.digest -}}
 {{- printf "%s@%s" $name $own.digest -}}
 {{- else -}}

@@ -6,11 +6,9 @@ Usage: dict "root" $ "component" "gateway" "engine" "" "values" .Values.gateway
 */}}
 {{- define "inferfleet.podMeta" -}}
 labels:
-  {{- include "inferfleet.labels" . | nindent 2 }}
-{{- with .values.podAnnotations }}
+  {{- merge (include "inferfleet.labels" . | fromYaml) (.values.podLabels | default dict) | toYaml | nindent 2 }}
 annotations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- merge (dict "checksum/secrets" (include "inferfleet.secretsChecksum" .root)) (.values.podAnnotations | default dict) | toYaml | nindent 2 }}
 {{- end -}}
 
 {{- define "inferfleet.podSettings" -}}
@@ -37,6 +35,17 @@ nodeSelector:
 {{- with .values.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- $selector := include "inferfleet.selectorLabels" . | fromYaml }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  # Without a labelSelector a constraint counts the pods of this component.
+  - {{- merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $selector)) | toYaml | nindent 4 }}
+  {{- end }}
 {{- end }}
 affinity:
   {{- with .values.affinity }}
@@ -99,6 +108,15 @@ securityContext:
 - name: etcd-tls
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
+{{- end -}}
+
+{{/* Volumes and mounts of the operator's own. Usage: include "inferfleet.extraMounts" .Values.gateway */}}
+{{- define "inferfleet.extraMounts" -}}
+{{- with .extraVolumeMounts }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{- define "inferfleet.extraVolumes" -}}
+{{- with .extraVolumes }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/* Names of the pod that `advertise` and ids are made of. */}}

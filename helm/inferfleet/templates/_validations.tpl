@@ -33,6 +33,27 @@
 {{- $wrong = append $wrong "gateway.autoscaling.minReplicas: above maxReplicas" -}}
 {{- end -}}
 {{- end -}}
+{{- if not (or .Values.fleetToken.existingSecret (include "inferfleet.fleetToken" .)) -}}
+{{- $wrong = append $wrong "fleetToken.existingSecret: needed: create the Secret and name it here. Only where Helm itself installs into the cluster may fleetToken.generate make one: each rendering without a cluster (helm template, GitOps) would make another" -}}
+{{- end -}}
+{{- with .Values.gateway.ingress -}}
+{{- if and .enabled (not .hosts) -}}
+{{- $wrong = append $wrong "gateway.ingress.hosts: needed, because gateway.ingress.enabled is true" -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.gateway.httpRoute -}}
+{{- if and .enabled (not .parentRefs) -}}
+{{- $wrong = append $wrong "gateway.httpRoute.parentRefs: needed, because gateway.httpRoute.enabled is true" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.gateway.service.loadBalancerSourceRanges (ne .Values.gateway.service.type "LoadBalancer") -}}
+{{- $wrong = append $wrong "gateway.service.loadBalancerSourceRanges: only for gateway.service.type LoadBalancer; networkPolicy.gatewayFrom says who may call otherwise" -}}
+{{- end -}}
+{{- range $name := list "gateway" "balancer" "kvcache" -}}
+{{- with include "inferfleet.strategyProblem" (dict "at" $name "values" (get $.Values $name) "stateful" (eq $name "balancer")) -}}
+{{- $wrong = append $wrong . -}}
+{{- end -}}
+{{- end -}}
 {{- $names := list -}}
 {{- range $index, $entry := .Values.engines -}}
 {{- $e := include "inferfleet.engine" (dict "root" $ "entry" $entry) | fromYaml -}}
@@ -44,11 +65,39 @@
 {{- if and (eq $e.device "cuda") (lt (int $e.gpus) 1) -}}
 {{- $wrong = append $wrong (printf "%s.gpus: at least 1 for device cuda" $at) -}}
 {{- end -}}
+{{- with include "inferfleet.strategyProblem" (dict "at" $at "values" $e "stateful" true) -}}
+{{- $wrong = append $wrong . -}}
+{{- end -}}
 {{- if gt (len ($e.modelVolume | default dict)) 1 -}}
 {{- $wrong = append $wrong (printf "%s.modelVolume: one of existingClaim, hostPath, pvc" $at) -}}
 {{- end -}}
 {{- end -}}
+{{- $wrong = concat $wrong (include "inferfleet.budgetProblems" . | fromJsonArray) -}}
 {{- if $wrong -}}
 {{- fail (printf "\n\n  %s\n" (join "\n  " $wrong)) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* An update that could never begin. Usage: dict "at" "gateway" "values" .Values.gateway "stateful" false */}}
+{{- define "inferfleet.strategyProblem" -}}
+{{- $rolling := (.values.strategy | default dict).rollingUpdate | default dict -}}
+{{- $none := list "0" "0%" -}}
+{{- if and (hasKey $rolling "maxUnavailable") (has (toString $rolling.maxUnavailable) $none) -}}
+{{- if or .stateful (and (hasKey $rolling "maxSurge") (has (toString $rolling.maxSurge) $none)) -}}
+{{- printf "%s.strategy.rollingUpdate.maxUnavailable: 0 lets no pod be replaced: set 1 or more%s" .at (ternary "" ", or maxSurge" .stateful) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* JSON list: a budget of 0 beside a component of one replica, whose pod no drain could ever move. */}}
+{{- define "inferfleet.budgetProblems" -}}
+{{- $found := list -}}
+{{- if and .Values.podDisruptionBudget.enabled (has (toString .Values.podDisruptionBudget.maxUnavailable) (list "0" "0%")) -}}
+{{- range include "inferfleet.budgets" . | fromJsonArray -}}
+{{- if eq (int .replicas) 1 -}}
+{{- $found = append $found (printf "podDisruptionBudget.maxUnavailable: 0 with one replica of %s would block every drain of its node: set 1 or more, or more replicas, or podDisruptionBudget.enabled to false" (.engine | default .component)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $found | toJson -}}
 {{- end -}}

@@ -20,6 +20,10 @@ from services.common.rpc.carrier import CarrierConnection
 # A report that arrives this soon after a dispatch may have been written before the request arrived.
 CREDIT_GRACE_S = 0.02
 MAX_PREFILL_ALLOWANCE_S = 60.0
+SILENT_S = 5.0
+"""Reports come each second; the connection of a process that has ended breaks at once."""
+STOPPED_KEPT_S = 60.0
+"""How long after its last report a stalled engine stays in the view without a registration."""
 MIN_PREFILL_TOKENS_PER_S = 50.0
 """Lower bound of the prefill rate where a time is derived from it. A first, tiny prefill measures
 little but its overhead, and before it no rate is measured at all; without the bound a short prompt
@@ -126,6 +130,8 @@ class Member:
         self.load: engine_pb2.LoadReport | None = None
         """The last load report."""
         self._drain_ordered = False
+        self._refused = False
+        self._fell_silent = False
         self._load_at = 0.0
         self._ended_since_report = 0
         self._dispatches: set[Dispatch] = set()
@@ -146,9 +152,22 @@ class Member:
         """Record whether the engine's key is in the registry."""
         self.registered = registered
 
-    def mark_disconnected(self) -> None:
-        """Record that no load reports arrive."""
+    def mark_disconnected(self, *, refused: bool = False) -> None:
+        """Record that no load reports arrive.
+
+        Args:
+            refused: nothing, or another process, listens at the engine's address.
+        """
+        if self.connected:
+            self._fell_silent = self._clock() - self._load_at > SILENT_S
         self.connected = False
+        self._refused = refused
+
+    def may_wake(self, now: float) -> bool:
+        """Whether the process may still exist without answering, as after SIGSTOP: it stalled, or
+        fell silent before its connection broke, and its address does not refuse connections."""
+        stopped = self.stuck or self._fell_silent
+        return stopped and not self._refused and now - self._load_at <= STOPPED_KEPT_S
 
     def order_drain(self) -> None:
         """Take the engine out of routing for good."""
@@ -194,7 +213,7 @@ class Member:
         """Store a load report. Dispatches that it contains are no longer added to it."""
         now = self._clock()
         self.load, self._load_at, self._ended_since_report = load, now, 0
-        self.connected = True
+        self.connected, self._refused, self._fell_silent = True, False, False
         for dispatch in self._dispatches:
             if dispatch.unreported and now - dispatch.dispatched_at > CREDIT_GRACE_S:
                 dispatch.unreported = False
@@ -247,7 +266,7 @@ class Member:
     def state(self, now: float) -> EngineState:
         """The engine's state at time `now`."""
         if not self.connected:
-            return EngineState.UNREACHABLE
+            return EngineState.STALLED if self.may_wake(now) else EngineState.UNREACHABLE
         if self.stalled(now):
             return EngineState.STALLED
         if self._drain_ordered or self.info.draining or (self.load and self.load.draining):

@@ -175,7 +175,7 @@ class EngineRegistry:
     def _add(self, info: engine_pb2.EngineInfo) -> None:
         config = self._config
         channel = self._membership.channel(info.address)
-        link = CarrierConnection(self._membership, info.address, channel)
+        link = CarrierConnection(self._membership, info.address, channel, registered=True)
         member = Member(
             info,
             channel,
@@ -190,15 +190,19 @@ class EngineRegistry:
             self._known_models.add(info.model)
         log.info("engine %s joined: %s at %s", info.engine_id, info.model, info.address)
         self._watches[member] = asyncio.create_task(
-            watch_load(member, self._membership.metadata, self._changed),
+            watch_load(member, link.peer, self._changed),
             name=f"load of {info.engine_id}",
         )
 
     def _sweep(self) -> None:
-        """Remove engines that are gone, give up stalled ones, recall requests from full ones."""
+        """Remove engines that are gone, give up stalled ones, recall requests from full ones.
+
+        A stopped engine may wake: it stays for a while though its registration has ended.
+        """
         now = self._clock()
         for member in list(self._members.values()):
-            if not member.registered and not member.connected and self._records.connected:
+            away = not member.registered and not member.connected and self._records.connected
+            if away and not member.may_wake(now):
                 self._remove(member, "its registry key is gone and its load reports are broken")
                 continue
             if member.stalled(now):

@@ -21,7 +21,7 @@ from services.balancer.engines.breaker import Breaker
 from services.balancer.engines.engine_view import EngineLife, EngineView, RoutingRequest
 from services.balancer.routing.prefix_holds import PrefixHolds
 from services.common import block_hash
-from services.common.rpc import REQUEST_ID_KEY, Membership
+from services.common.rpc import REQUEST_ID_KEY, Membership, Peer
 from services.common.service import telemetry
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,9 @@ class PrefixMatcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channel = membership.channel(address) if address else None
-        self._metadata = membership.metadata
+        self._peer: Peer | None = None
+        if self._channel is not None:
+            self._peer = membership.peer(self._channel, address, registered=False)
         self._timeout_s = timeout_s
         self._tracer = tracer
         self._observe = observe
@@ -124,6 +126,7 @@ class PrefixMatcher:
         self, request: RoutingRequest, block_size: int, chain: bytes, parent: Context
     ) -> Matches:
         assert self._channel is not None
+        assert self._peer is not None
         stub: Any = prefix_index_pb2_grpc.PrefixIndexStub(self._channel)
         lookup = prefix_index_pb2.MatchRequest(block_hashes=chain)
         began = self._clock()
@@ -132,13 +135,18 @@ class PrefixMatcher:
             "match", context=parent, kind=trace.SpanKind.CLIENT, attributes=attributes
         ) as span:
             metadata = (
-                *self._metadata,
                 (REQUEST_ID_KEY, request.request_id),
                 *telemetry.inject(trace.set_span_in_context(span)),
             )
             try:
-                reply = await stub.Match(lookup, timeout=self._timeout_s, metadata=metadata)
+                shown = self._peer.shown
+                if shown is None:
+                    shown = await self._peer.metadata(self._timeout_s)
+                reply = await stub.Match(
+                    lookup, timeout=self._timeout_s, metadata=(*shown, *metadata)
+                )
             except grpc.RpcError as error:
+                self._peer.forget()
                 self.breaker.failed(self._clock())
                 self._observe("failed", self._clock() - began)
                 span.set_attribute("inferfleet.match.outcome", error.code().name)

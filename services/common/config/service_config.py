@@ -26,6 +26,11 @@ class ServiceConfig:
         "",
         "file with the token by which members of the fleet authenticate; empty: no token is needed",
     )
+    trust_unproven: bool = setting(
+        False,
+        "send the fleet token to members that cannot prove that they know it; for the time of an "
+        "upgrade from 0.2.0 or before, whose members cannot",
+    )
     tls_ca_file: str = setting("", "CA that signs the fleet's certificates; empty: no TLS")
     tls_cert_file: str = setting("", "this service's certificate")
     tls_key_file: str = setting("", "key of tls_cert_file")

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 import tomllib
 import types
@@ -299,11 +300,22 @@ def _checked(name: str, field: "dataclasses.Field[Any]", hint: Any, raw: Any, so
     try:
         value = _convert(hint, raw)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: {error} (from {source})") from error
+        raise ConfigError(redacted(f"{name}: {error} (from {source})")) from error
     problem = _problem(value, meta)
     if problem:
-        raise ConfigError(f"{name}: {problem}, got {raw!r} (from {source})")
+        raise ConfigError(redacted(f"{name}: {problem}, got {raw!r} (from {source})"))
     return value
+
+
+_USER = re.compile(r"(://[^\s/@:]*:).*@", re.DOTALL)  # to the last @: a password may hold one
+_PARAMETER = re.compile(
+    r"(?i)([?&;](?:password|passwd|secret|token|api_?key)=)[^&;]*?(?=[&;\s'\"]|$)"
+)
+
+
+def redacted(text: str) -> str:
+    """A text for a message or a log line without the passwords of the URLs in it."""
+    return _PARAMETER.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 def _problem(value: Any, meta: Mapping[str, Any]) -> str | None:
@@ -360,8 +372,8 @@ def _number(hint: type[int] | type[float], raw: Any) -> int | float:
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(value) or "none"
-    return "none" if value in (None, "") else str(value)
+        return redacted(",".join(value)) or "none"
+    return "none" if value in (None, "") else redacted(str(value))
 
 
 def _print(loaded: Loaded[Any]) -> None:

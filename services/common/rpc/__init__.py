@@ -1,7 +1,8 @@
 """gRPC as the fleet uses it; `from services.common import rpc` gives what most callers need.
 
 membership.py      how members of the fleet authenticate, connect and listen
-server.py          servers: health, the token check
+proof.py           proofs that members know the token, instead of the token itself
+server.py          servers: health, the check of token and proof
 reflection.py      reflection, v1 and v1alpha
 error_edge.py      errors raised by handlers become gRPC statuses
 metadata.py        keys of the metadata
@@ -14,6 +15,7 @@ carrier/           many streams of two services in one call
 from services.common.rpc.error_edge import fleet_error_of, parse_message
 from services.common.rpc.membership import MAX_RECEIVE_BYTES, STREAM_OPTIONS, Membership
 from services.common.rpc.metadata import ENGINE_ID_KEY, REQUEST_ID_KEY, TOKEN_KEY, TRACE_ID_KEY
+from services.common.rpc.proof import Peer, UnprovenPeerError
 from services.common.rpc.server import (
     add_health_and_reflection,
     make_server,
@@ -29,6 +31,8 @@ __all__ = [
     "TOKEN_KEY",
     "TRACE_ID_KEY",
     "Membership",
+    "Peer",
+    "UnprovenPeerError",
     "add_health_and_reflection",
     "fleet_error_of",
     "make_server",

@@ -10,6 +10,7 @@ from services.common.config.service_config import ServiceConfig
 from services.common.config.settings import ConfigError, read_secret
 from services.common.rpc.fresh_channel import FreshChannel
 from services.common.rpc.metadata import TOKEN_KEY
+from services.common.rpc.proof import Peer
 from services.common.rpc.tls_files import Pems, TlsFiles
 
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024
@@ -52,6 +53,8 @@ class Membership:
     key: bytes | None = None
     files: TlsFiles | None = None
     """The files of `ca`, `cert` and `key`; new connections use their newest content."""
+    trust_unproven: bool = False
+    """Whether peers that know no proofs get the token."""
 
     @classmethod
     def from_config(cls, config: ServiceConfig) -> "Membership":
@@ -68,7 +71,7 @@ class Membership:
         if config.fleet_token_file:
             token = read_secret(config.fleet_token_file, "fleet_token_file")
         if missing:
-            return cls(token=token)
+            return cls(token=token, trust_unproven=config.trust_unproven)
         for name in _TLS_KEYS:
             _check_readable(paths[name], name)
         try:
@@ -83,8 +86,20 @@ class Membership:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata that a member adds to each call."""
+        """The token itself. `peer` says what a call may show instead."""
         return ((TOKEN_KEY, self.token),) if self.token else ()
+
+    @property
+    def shown_unasked(self) -> tuple[tuple[str, str], ...] | None:
+        """What calls show to a peer that was not asked for a proof; None: it must be asked.
+
+        With TLS the peer's certificate has proven it.
+        """
+        return None if self.token and self.ca is None else self.metadata
+
+    def peer(self, channel: grpc.aio.Channel, address: str, *, registered: bool) -> Peer:
+        """What calls over `channel` may show; see `Peer`."""
+        return Peer(self, channel, address, registered=registered)
 
     @property
     def version(self) -> int:

@@ -1,18 +1,24 @@
-"""The fleet's gRPC servers: limits, the token check, health and reflection."""
+"""The fleet's gRPC servers: limits, the check of token and proof, health and reflection."""
 
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from inferfleet_proto.internal.v1 import members_pb2_grpc
 from services.common import errors
-from services.common.rpc import reflection
+from services.common.rpc import proof, reflection
 from services.common.rpc.error_edge import ErrorEdge, refusing_handler
 from services.common.rpc.membership import MAX_RECEIVE_BYTES, Membership
-from services.common.rpc.metadata import TOKEN_KEY
+from services.common.rpc.metadata import PROOF_KEY, TOKEN_KEY
 
+log = logging.getLogger(__name__)
+
+SHORT_TOKEN = 20
+"""A token of fewer characters is warned of: the answer to a challenge lets one test guesses."""
 # gRPC reports an absent deadline as one that lies centuries ahead.
 _NO_DEADLINE_S = 10 * 365 * 86400
 _OPTIONS: list[tuple[str, Any]] = [
@@ -25,20 +31,36 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 
 def make_server(
-    *, membership: Membership | None = None, open_services: Sequence[str] = ()
+    *,
+    membership: Membership | None = None,
+    open_services: Sequence[str] = (),
+    address: Callable[[], str] = lambda: "",
 ) -> grpc.aio.Server:
     """Make a server whose handlers may raise FleetError.
 
     Args:
-        membership: if it has a token, calls must show the token, except to `open_services`.
+        membership: if it has a token, calls must show a proof of it, or the token itself, except to
+            `open_services`.
         open_services: full names of services that any caller may use; health and reflection
             always are.
+        address: returns the host:port under which the server is registered; "" for none.
     """
     interceptors: list[grpc.aio.ServerInterceptor] = []
+    members = None
     if membership is not None and membership.token:
-        interceptors.append(_TokenCheck(membership.token, open_services))
+        if len(membership.token) < SHORT_TOKEN:
+            log.warning(
+                "the fleet token has %d characters: whoever can connect may find it by trying; "
+                "take 32 or more random ones",
+                len(membership.token),
+            )
+        members = proof.MembersServicer(membership.token, address)
+        interceptors.append(_TokenCheck(membership.token, members.life, open_services))
     interceptors.append(ErrorEdge())
-    return grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+    server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+    if members is not None:
+        members_pb2_grpc.add_MembersServicer_to_server(members, server)
+    return server
 
 
 def add_health_and_reflection(
@@ -72,12 +94,18 @@ def remaining_s(context: _HasDeadline) -> float | None:
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without the fleet's token with PERMISSION_DENIED."""
+    """Refuses calls that show neither a proof for this server nor the token.
 
-    _ALWAYS_OPEN = (health.SERVICE_NAME, *reflection.NAMES)
+    A proof for another life of the server gets UNAVAILABLE: the caller asks for a new one.
+    """
 
-    def __init__(self, token: str, open_services: Sequence[str]) -> None:
-        self._token = token.encode()
+    _ALWAYS_OPEN = (health.SERVICE_NAME, proof.SERVICE_NAME, *reflection.NAMES)
+
+    def __init__(self, token: str, life: bytes, open_services: Sequence[str]) -> None:
+        self._accepted = {
+            PROOF_KEY: proof.member_proof(token, life).encode(),
+            TOKEN_KEY: token.encode(),
+        }
         self._open = {*self._ALWAYS_OPEN, *open_services}
 
     async def intercept_service(
@@ -89,10 +117,16 @@ class _TokenCheck(grpc.aio.ServerInterceptor):
         service = handler_call_details.method.split("/")[1]
         if handler is None or service in self._open:
             return handler
-        shown = dict(handler_call_details.invocation_metadata or ()).get(TOKEN_KEY, "")
-        raw = shown if isinstance(shown, bytes) else shown.encode()
-        if hmac.compare_digest(raw, self._token):
-            return handler
+        pairs = dict(handler_call_details.invocation_metadata or ())
+        for key, accepted in self._accepted.items():
+            shown = pairs.get(key, "")
+            raw = shown if isinstance(shown, bytes) else shown.encode()
+            if hmac.compare_digest(raw, accepted):
+                return handler
+        if PROOF_KEY in pairs:
+            return refusing_handler(
+                handler, errors.UnavailableError("the proof of membership is for another process")
+            )
         return refusing_handler(
             handler, errors.PermissionDeniedError("only members of the fleet may call")
         )

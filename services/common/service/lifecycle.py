@@ -76,6 +76,7 @@ def main(
                 attributes=attributes(config),
             )
             stack.callback(opened.close)
+            telemetry.log_stray_output()
             asyncio.get_running_loop().add_signal_handler(
                 signal.SIGUSR1, opened.log_level.toggle_debug
             )

@@ -46,9 +46,7 @@ async def check(settings: ProbeConfig) -> str:
     async with membership.channel(target(settings)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = await stub.Check(
-                request, timeout=settings.timeout_s, metadata=membership.metadata
-            )
+            answer = await stub.Check(request, timeout=settings.timeout_s)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

@@ -3,6 +3,7 @@
 `lifecycle.main` calls `setup` once. If the collector is away, spans are lost and nothing else.
 """
 
+import contextlib
 import contextvars
 import json
 import logging
@@ -127,8 +128,41 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+class _JsonHandler(logging.StreamHandler[Any]):
+    """Writes JSON lines; a record that cannot be formatted becomes a line that says so."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        broken = f"a log record of {record.pathname}:{record.lineno} cannot be formatted"
+        error = sys.exc_info()[1]
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed: nothing can be said
+            line = {"level": "error", "logger": record.name, "message": broken}
+            self.stream.write(json.dumps({**line, "exception": repr(error)}) + "\n")
+
+
+def log_stray_output() -> None:
+    """Log what Python would print to stderr itself: uncaught exceptions of any thread, warnings.
+
+    Call it in processes of our own only: it replaces the interpreter's hooks.
+    """
+    stray = logging.getLogger("uncaught")
+
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            name = args.thread.name if args.thread else "unknown"
+            stray.critical("thread %s ended by an exception", name, exc_info=args.exc_value)
+
+    def of_process(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        stray.critical("the process ends by an exception", exc_info=(kind, error, trace))
+
+    def unraisable(args: Any) -> None:
+        stray.error("exception ignored in %r", args.object, exc_info=args.exc_value)
+
+    sys.excepthook, threading.excepthook, sys.unraisablehook = of_process, of_thread, unraisable
+    logging.captureWarnings(True)
+
+
 def _log_as_json(service: str, level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _JsonHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from services.engine.compute.model_setup import (
     max_positions,
     start_experts,
 )
+from services.engine.compute.models import kept_weights
 from services.engine.compute.models.decode_rows import DecodeRows
 from services.engine.compute.models.input_metadata import InputMetadata, PromptRows, build_input
 from services.engine.compute.models.registry import Model, make_model
@@ -27,6 +29,7 @@ from services.engine.compute.ranks.partition import Partition
 from services.engine.compute.sampling.sampler import Sampler, token_logprobs
 from services.engine.compute.sampling.sampling_inputs import build_sampling
 from services.engine.contract.config import EngineConfig
+from services.engine.contract.memory_size import parse_size
 from services.engine.contract.model_config import ModelFileError
 from services.engine.contract.runner import (
     ExpertPlacement,
@@ -56,6 +59,8 @@ class Hidden:
 class ModelRunner:
     """A `contract.runner.Runner` with PyTorch; loads the model when constructed."""
 
+    _kept: Path | None = None
+    """Packed weights of earlier starts, for this one and later ones."""
     _resources: contextlib.ExitStack | None = None
     """What `close` ends; None before the model is loaded."""
 
@@ -82,11 +87,13 @@ class ModelRunner:
         if partition is not None and self._device.type == "cuda":
             self._device = torch.device("cuda", partition.rank)
         use_threads(config)
+        keep = source is None and partition is None and config.keep_weights
         source = source or load_model(config.model)
         if partition is not None:
             source = partition.part_of(source)
         self._config = source.config
         self._block_size = config.block_size
+        self._sized = isinstance(parse_size(config.kv_memory), int)
         self._dtype = TORCH_DTYPES[config.dtype]
         kernels = choose_kernels(config, self._device, source.config, whole_model=partition is None)
         if partition is not None:
@@ -97,6 +104,9 @@ class ModelRunner:
         try:
             with contextlib.ExitStack() as resources:
                 self._experts = self._start_experts(config, source, kernels, resources)
+                kept = keep and self._whole_rounds
+                if kept:
+                    self._kept = kept_weights.path_of(source.revision, source.config, kernels.name)
                 self._model = self._load(config, source, kernels, resources)
                 self._resources = resources.pop_all()
         except UnsupportedError as error:
@@ -116,7 +126,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """See Runner; it runs the largest round on blocks that are freed again."""
+        """See Runner; it runs the largest round on blocks that are freed again.
+
+        For compiled rounds with a size of `kv_memory`, which need it as a check only, the peak
+        that an earlier start measured will do.
+        """
+        shape = (
+            f"{max_num_batched_tokens} {max_num_seqs} {self._block_size} {self._info.max_model_len}"
+        )
+        peak = kept_weights.kept_peak(self._kept, shape) if self._sized else None
+        if peak is None:
+            peak = self._measure_peak(max_num_batched_tokens, max_num_seqs)
+            kept_weights.keep_peak(self._kept, shape, peak)
+        return max(0, free_bytes(self._device) - peak)
+
+    def _measure_peak(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         length = min(max_num_batched_tokens, self._info.max_model_len)
         batch, blocks = largest_round(
             max_num_batched_tokens, max_num_seqs, length, self._block_size
@@ -134,7 +158,7 @@ class ModelRunner:
             self._caches, self._rows = [], None
         if self._uses_rows:
             peak += DecodeRows.nbytes(self._info.kv_bytes_per_block // self._block_size)
-        return max(0, free_bytes(self._device) - peak)
+        return peak
 
     @torch.inference_mode()
     def allocate(self, num_blocks: int) -> None:
@@ -275,6 +299,7 @@ class ModelRunner:
             block_size=config.block_size,
             max_positions=max_positions(config, source.config),
             experts=self._experts.run_experts if self._experts else None,
+            kept=self._kept,
         )
         resources.callback(model.close)
         return model
@@ -330,4 +355,5 @@ class ModelRunner:
             weights_bytes=self._model.nbytes + (self._experts.nbytes if self._experts else 0),
             load_s=time.perf_counter() - started,
             experts=self._experts.shape if self._experts else None,
+            bit_identical=config.deterministic or self._whole_rounds,
         )

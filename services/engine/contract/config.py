@@ -70,6 +70,11 @@ class EngineConfig:
         "start the compiler of constraints with the engine and keep it (about 300 MiB); otherwise "
         "the first structured answer, and one resumed here, waits seconds for it",
     )
+    keep_weights: bool = setting(
+        True,
+        "keep packed weights in the user's cache folder, so that the next start reads them instead "
+        "of packing them anew; compiled rounds only",
+    )
     simulate: str = setting(
         "",
         "run arithmetic instead of a model, for tests and load simulation: comma list of "

@@ -63,6 +63,7 @@ class CoreLink:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._stopping = False
+        self._loaded = False
 
     @property
     def pid(self) -> int | None:
@@ -82,6 +83,7 @@ class CoreLink:
         self.send([StartCore(config=engine_config(config))])
         for message in await self._receive():
             if isinstance(message, CoreReady):
+                self._loaded = True
                 return message
             if isinstance(message, CoreFailed):
                 raise CoreDiedError(message.message)
@@ -112,8 +114,13 @@ class CoreLink:
                     raise CoreDiedError(message.message)
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Let the core end after its running round; kill it after `grace_s` seconds."""
+        """Let the core end after its running round; kill it after `grace_s` seconds.
+
+        A core that still loads its model is killed at once: it has nothing to end.
+        """
         self._stopping = True
+        if self._process is not None and not self._loaded:
+            self._process.kill()
         self.send([Shutdown()])
         if self._process is not None:
             await asyncio.to_thread(_reap, self._process, grace_s)

@@ -142,6 +142,8 @@ class RunnerInfo:
     load_s: float
     experts: ExpertShape | None = None
     """None for a dense model."""
+    bit_identical: bool = False
+    """Whether a request's tokens never depend on batching, chunking and caching."""
 
 
 class Runner(Protocol):

@@ -256,6 +256,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     telemetry.setup("engine", otlp_endpoint="", log_level="info")
+    telemetry.log_stray_output()
     status = _serve(CoreEnd(socket.socket(fileno=args.fd)))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -33,6 +33,12 @@ class FrontConfig(EngineConfig, EtcdKeys, ServiceConfig):
         "how the model marks its reasoning; auto: detected from its chat template, none: as text",
         choices=REASONING_PARSERS,
     )
+    standby_file: str = setting(
+        "",
+        "while this file is missing, the loaded engine waits and does not register; `inferfleet up "
+        "--spare-engines` makes it",
+        written=True,
+    )
     public: bool = setting(
         False, "also serve inferfleet.v1.Inference, for a single engine without a gateway"
     )

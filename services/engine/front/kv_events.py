@@ -14,7 +14,7 @@ import grpc
 
 from inferfleet_proto.internal.v1 import prefix_index_pb2, prefix_index_pb2_grpc
 from services.common.block_hash import INDEX_HASH_BYTES, BlockHash, join_for_index
-from services.common.rpc import Membership
+from services.common.rpc import Membership, Peer
 from services.common.tasks import cancel_and_wait, raise_if_cancelled
 from services.engine.contract.messages import (
     CacheEvent,
@@ -165,18 +165,21 @@ class KvEventPublisher:
         async with self._membership.channel(self._address) as channel:
             stub = prefix_index_pb2_grpc.PrefixIndexStub(channel)
             while True:
-                connected = await self._publish(stub, quiet=failures > 0)
+                peer = self._membership.peer(channel, self._address, registered=False)
+                connected = await self._publish(stub, peer, quiet=failures > 0)
                 raise_if_cancelled()
                 if self.stale:
                     return
                 failures = 0 if connected else failures + 1
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
 
-    async def _publish(self, stub: prefix_index_pb2_grpc.PrefixIndexStub, *, quiet: bool) -> bool:
+    async def _publish(
+        self, stub: prefix_index_pb2_grpc.PrefixIndexStub, peer: Peer, *, quiet: bool
+    ) -> bool:
         """Run one stream to its end; returns whether it got any answer."""
         connected = False
         try:
-            answers = stub.Publish(self._batches(), metadata=self._membership.metadata)
+            answers = stub.Publish(self._batches(), metadata=await peer.metadata())
             async for answer in answers:
                 connected = True
                 self._handle_answer(answer)

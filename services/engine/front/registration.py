@@ -58,7 +58,7 @@ def engine_info(
         vocab_size=ready.info.vocab_size,
         tokenizer_digest=assets.digest,
         dtype=config.dtype,
-        deterministic=config.deterministic,
+        deterministic=config.deterministic or ready.info.bit_identical,
         role="both",
         eos_token_ids=ready.info.eos_token_ids,
         tool_parser=config.tool_parser,

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 
@@ -16,8 +17,9 @@ from services.common.etcd.config import connect
 from services.common.service import telemetry
 from services.common.service.advertise import advertised_address
 from services.common.service.background import Background
-from services.common.service.lifecycle import write_ready
+from services.common.service.lifecycle import never, write_ready
 from services.common.service.metrics import MetricsServer
+from services.common.tasks import cancel_and_wait
 from services.common.text import TextAssets, Tokenizer
 from services.common.text.byte_level import byte_assets
 from services.engine.contract.core_client import CoreClient
@@ -43,10 +45,13 @@ from services.engine.front.request_translation import ModelFacts
 from services.engine.front.servicer import EngineServicer, RequestRunner
 from services.engine.front.spans import RequestSpans
 from services.engine.model_files import load_text_assets
+from services.engine.model_files.known_models import find_model
+from services.engine.model_files.template_check import check_template
 
 log = logging.getLogger(__name__)
 ENGINE_SERVICE = "inferfleet.internal.v1.Engine"
 PUBLIC_SERVICE = "inferfleet.v1.Inference"
+_STANDBY_POLL_S = 0.05
 _CLOSE_S = 2.0
 """Time for clients to read the last events of their streams."""
 
@@ -85,6 +90,7 @@ class EngineService:
         self._health = HealthMonitor(self.load_state, lambda: self._core_alive)
         self._requests: OpenRequests | None = None
         self._entry: RegistryEntry | None = None
+        self._registered = ""
         self.address = ""
         self.public_address = ""
         self.metrics_address = ""
@@ -98,9 +104,13 @@ class EngineService:
         config = self._config
         if self._etcd is not None:
             self._stack.push_async_callback(self._etcd.close)
-        assets = await asyncio.to_thread(_load_assets, config)
-        tokenizer = await asyncio.to_thread(Tokenizer, assets)
-        ready = await self._start_core()
+        core = asyncio.create_task(self._start_core())  # on another CPU meanwhile
+        try:
+            assets = await asyncio.to_thread(_load_assets, config)
+            tokenizer = await asyncio.to_thread(Tokenizer, assets)
+            ready = await core
+        finally:
+            await cancel_and_wait(core)
         await self._start_services(ready, assets, tokenizer)
         self._stack.push_async_callback(self._end_streams)
         write_ready(
@@ -185,7 +195,22 @@ class EngineService:
         await self._health.publish()
         self._background.spawn(self._health.watch(self._entry.refresh), "health")
         self._stack.push_async_callback(self._entry.stop)
+        if self._config.standby_file:
+            there = Path(self._config.standby_file).exists
+            self._background.spawn(self._register_later(there), "standby")
+        else:
+            await self._entry.start()
+
+    async def _register_later(self, is_due: Callable[[], bool]) -> None:
+        """Register once the engine is to be used."""
+        assert self._entry is not None
+        log.info("loaded; standing by until %s exists", self._config.standby_file)
+        while True:
+            if is_due():
+                break
+            await asyncio.sleep(_STANDBY_POLL_S)
         await self._entry.start()
+        await never()
 
     async def _start_requests(
         self, ready: CoreReady, facts: ModelFacts, tokenizer: Tokenizer
@@ -213,13 +238,14 @@ class EngineService:
     ) -> RegistryEntry:
         config = self._config
         server, self.address = self._bind(config.port, ENGINE_SERVICE, self._membership)
+        self._registered = advertised_address(config, self.address, config.etcd)
         info = engine_info(
             config,
             ready,
             assets,
             engine_id=self._engine_id,
             epoch_ms=self.load_state.epoch_ms,
-            address=advertised_address(config, self.address, config.etcd),
+            address=self._registered,
         )
         servicer = EngineServicer(requests, runner, info, assets)
         engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)
@@ -237,7 +263,7 @@ class EngineService:
         self, port: int, service: str, members: rpc.Membership | None
     ) -> tuple[grpc.aio.Server, str]:
         host = self._config.host
-        server = rpc.make_server(membership=members)
+        server = rpc.make_server(membership=members, address=lambda: self._registered)
         chosen = self._membership.bind(server, f"{host}:{port}", members_only=members is not None)
         self._health.add_service(rpc.add_health_and_reflection(server, [service]), service)
         return server, f"{host}:{chosen}"
@@ -315,6 +341,8 @@ def _load_assets(config: FrontConfig) -> TextAssets:
     if config.simulate:
         return byte_assets()
     try:
-        return load_text_assets(config.model)
+        assets = load_text_assets(config.model)
+        check_template(assets, find_model(config.model).path)
+        return assets
     except ModelFileError as error:
         raise ConfigError(str(error)) from error

@@ -3,7 +3,6 @@
 `Preload` imports xgrammar when the engine starts; without it, the first grammar does.
 """
 
-import importlib
 import logging
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.engine.grammar.library import load_library
 from services.engine.grammar.wire import Ready, Setup
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Preload:
     @staticmethod
     def _load() -> None:
         try:
-            importlib.import_module("xgrammar")
+            load_library()
         except (ImportError, OSError) as error:  # a request with a constraint gets an error later
             log.warning(
                 "requests with a constraint will fail, xgrammar cannot be loaded: %s", error

@@ -16,7 +16,7 @@ from services.engine.contract.model_config import (
 )
 from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.gguf_header import GgufHeader
-from services.engine.model_files.json_keys import Keys
+from services.engine.model_files.json_keys import MAX_LAYERS, Keys
 
 ARCHITECTURES: Mapping[str, str] = {
     "llama": "llama",
@@ -54,7 +54,10 @@ def gguf_config(
         raise ModelFileError(f"{path}: {name}.expert_count: experts are served in qwen3moe only")
     heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
     head_dim = keys.count("attention.key_length", 0) or hidden // max(1, heads)
-    num_layers, window = keys.count("block_count"), keys.count("attention.sliding_window", 0)
+    num_layers, window = (
+        keys.count("block_count", most=MAX_LAYERS),
+        keys.count("attention.sliding_window", 0),
+    )
     scaling = FactorsRope(rope_factors) if rope_factors else _scaling(keys, path, head_dim)
     with naming_file(path):
         return ModelConfig(

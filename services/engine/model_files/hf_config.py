@@ -7,7 +7,7 @@ from typing import Any
 from services.engine.contract.model_config import ModelConfig, ModelFileError, MoeConfig
 from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.hf_rope import max_position, rope_scaling, rope_theta
-from services.engine.model_files.json_keys import Keys, read_json
+from services.engine.model_files.json_keys import MAX_LAYERS, Keys, read_json
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _WITHOUT_BIAS_KEYS = ("mistral", "qwen2")
@@ -54,7 +54,7 @@ def _check_supported(raw: Mapping[str, Any], path: Path) -> None:
 
 def _config(keys: Keys, kind: str) -> ModelConfig:
     heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
-    num_layers = keys.count("num_hidden_layers")
+    num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
     bias = kind not in _WITHOUT_BIAS_KEYS and keys.flag("attention_bias")
     theta = rope_theta(keys)
     window, sliding = _window(keys, kind, num_layers)
@@ -99,7 +99,7 @@ def _window(keys: Keys, kind: str, num_layers: int) -> tuple[int, tuple[int, ...
         raise ModelFileError(f"sliding_window must be at least 1, got {window}")
     if kind in ("mistral", "qwen3_moe"):
         return window, every
-    if types := keys.get("layer_types"):
+    if types := keys.items("layer_types"):
         layers = tuple(index for index in every if types[index : index + 1] == _SLIDING)
     else:
         layers = every[keys.count("max_window_layers", 28) :]
@@ -115,7 +115,7 @@ def _moe(keys: Keys, num_layers: int) -> MoeConfig:
     A layer has experts if its number (from 1) is a multiple of `decoder_sparse_step` and
     `mlp_only_layers` does not list its index.
     """
-    dense = keys.get("mlp_only_layers") or ()
+    dense = keys.items("mlp_only_layers")
     step = keys.count("decoder_sparse_step", 1)
     if step < 1:
         raise ModelFileError(f"decoder_sparse_step must be at least 1, got {step}")

@@ -1,6 +1,7 @@
 """Reads JSON files of a model folder, and checks the types of their keys."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,19 @@ def read_json(path: Path) -> Any:
     """The value that the file holds.
 
     Raises:
-        ModelFileError: the file does not exist or is not JSON.
+        ModelFileError: the file does not exist, is not JSON or is nested too deep.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ModelFileError(f"{path}: arrays or objects are nested too deep") from error
+
+
+MAX_COUNT = 1 << 27
+"""Largest size that a key may hold: above every vocabulary and context length in use."""
+MAX_LAYERS = 10_000
 
 
 class Keys:
@@ -54,8 +62,8 @@ class Keys:
                 return Keys(value, f"{self.where}: {name}")
         return Keys({}, self.where)
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number, 0 or more.
+    def count(self, key: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
+        """A whole number from 0 to `most`.
 
         Raises:
             ModelFileError: the value is not one, or is missing and has no default.
@@ -65,10 +73,12 @@ class Keys:
             raise ModelFileError(
                 f"{self.where}: {key} must be a whole number of 0 or more, got {value!r}"
             )
+        if value > most:
+            raise ModelFileError(f"{self.where}: {key} must be at most {most}, got {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number.
+        """A finite number.
 
         Raises:
             ModelFileError: the value is not one, or is missing and has no default.
@@ -76,6 +86,8 @@ class Keys:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelFileError(f"{self.where}: {key} must be a number, got {value!r}")
+        if not math.isfinite(value):
+            raise ModelFileError(f"{self.where}: {key} must be a finite number, got {value!r}")
         return float(value)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
@@ -87,6 +99,17 @@ class Keys:
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise ModelFileError(f"{self.where}: {key} must be true or false, got {value!r}")
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        """A list; empty if the key is missing.
+
+        Raises:
+            ModelFileError: the value is not a list.
+        """
+        value = self._value(key, [])
+        if not isinstance(value, list):
+            raise ModelFileError(f"{self.where}: {key} must be a list, got {value!r}")
         return value
 
     def _value(self, key: str, default: Any) -> Any:

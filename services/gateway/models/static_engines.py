@@ -22,8 +22,11 @@ class StaticEngines:
     """RegistryRecords made of the engines' answers to GetInfo."""
 
     def __init__(self, addresses: Sequence[str], membership: Membership) -> None:
-        self._membership = membership
         self._channels = {address: membership.channel(address) for address in addresses}
+        self._peers = {
+            address: membership.peer(channel, address, registered=False)
+            for address, channel in self._channels.items()
+        }
         self._known: dict[str, bytes] = {}
         self._version = 0
         self._changed = asyncio.Condition()
@@ -77,10 +80,11 @@ class StaticEngines:
         try:
             info = await stub.GetInfo(
                 engine_pb2.GetInfoRequest(),
-                metadata=self._membership.metadata,
+                metadata=await self._peers[address].metadata(),
                 timeout=QUERY_TIMEOUT_S,
             )
         except grpc.aio.AioRpcError as error:
-            log.debug("engine %s does not answer: %s", address, error.code().name)
+            self._peers[address].forget()
+            log.debug("engine %s does not answer: %s", address, error.details())
             return address, None
         return address, json_format.MessageToJson(info, indent=None).encode()

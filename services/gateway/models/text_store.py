@@ -109,10 +109,11 @@ class TextStore:
 
     async def _request_assets(self, address: str, digest: str) -> TextAssets:
         async with self._membership.channel(address) as channel:
+            peer = self._membership.peer(channel, address, registered=True)
             stub: Any = engine_pb2_grpc.EngineStub(channel)
             chunks = stub.GetTokenizer(
                 engine_pb2.GetTokenizerRequest(digest=digest),
-                metadata=self._membership.metadata,
+                metadata=await peer.metadata(),
                 timeout=FETCH_TIMEOUT_S,
             )
             assets = await TextAssets.from_chunks(chunks)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from inferfleet_proto.internal.v1 import engine_pb2
 from services.balancer.engines.breaker import Breaker
 from services.balancer.engines.engine_view import EngineState
-from services.balancer.engines.member import CREDIT_GRACE_S, Member, Outcome
+from services.balancer.engines.member import CREDIT_GRACE_S, STOPPED_KEPT_S, Member, Outcome
 
 
 class Clock:
@@ -65,6 +65,35 @@ def test_others_requests_count(member, clock):
     member.dispatch(uncached_tokens=1, blocks=1)
     assert member.view(clock()).occupancy == 8
     assert member.view(clock()).in_flight == 1
+
+
+def test_a_stopped_engine_is_stalled_and_not_gone(member, clock):
+    clock.now += 11
+    assert member.stalled(clock())
+    assert member.mark_stuck()
+    member.mark_disconnected()  # its pings stay unanswered, too
+    clock.now += 14
+    assert member.state(clock()) is EngineState.STALLED
+    assert member.may_wake(clock())
+    member.mark_disconnected(refused=True)  # the process has ended
+    assert member.state(clock()) is EngineState.UNREACHABLE
+    assert not member.may_wake(clock())
+    member.mark_disconnected()
+    clock.now += STOPPED_KEPT_S
+    assert not member.may_wake(clock()), "a lost machine does not stay for ever"
+
+
+def test_an_idle_engine_that_falls_silent_is_stalled_and_not_gone(member, clock):
+    member.mark_disconnected()
+    assert member.state(clock()) is EngineState.UNREACHABLE, "its connection broke at once"
+    member.apply_report(engine_pb2.LoadReport())
+    clock.now += 19  # the pings stay unanswered
+    member.mark_disconnected()
+    assert member.state(clock()) is EngineState.STALLED
+    member.mark_disconnected()  # trying again changes nothing
+    assert member.may_wake(clock())
+    member.apply_report(engine_pb2.LoadReport())
+    assert member.state(clock()) is EngineState.SERVING
 
 
 def test_work_without_progress_is_a_stall(member, clock):

@@ -70,6 +70,19 @@ async def test_a_fleet_starts_answers_and_leaves_nothing(tmp_path, stand_ins):
     await fleet.stop()  # once more does no harm
 
 
+async def test_a_store_that_was_named_is_not_started(tmp_path, stand_ins):
+    settings = (("kvcache", "redis", "redis://127.0.0.1:1/0"),)
+    fleet = Fleet(options(tmp_path, settings=settings, gateways=2), lambda _: None, stand_ins())
+    try:
+        await fleet.start()
+        names = [service["name"] for service in fleet.status()["services"]]
+        assert "redis" not in names
+        assert "etcd" in names
+        assert names[-2:] == ["gateway-1", "gateway-2"]
+    finally:
+        await fleet.stop()
+
+
 async def test_a_killed_store_comes_back_in_its_place(tmp_path, stand_ins):
     lines = []
     fleet = Fleet(options(tmp_path, engines=1), lines.append, stand_ins())

@@ -1,5 +1,6 @@
 """From options to command lines, and that the services understand them."""
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -29,10 +30,12 @@ AT = Addresses(
 
 def planned(tmp_path: Path, **changes):
     options = Options(state_dir=tmp_path, **changes)
-    token = tmp_path / "token"
-    token.write_text("secret")
+    token, password = tmp_path / "token", tmp_path / "stores.password"
+    for file in (token, password):
+        file.write_text("secret")
+    at = dataclasses.replace(AT, store_password_file=str(password))
     ready = {name: tmp_path / f"{name}.json" for name in service_names(options.engines)}
-    return {service.name: service for service in plan(options, AT, token, ready)}
+    return {service.name: service for service in plan(options, at, token, ready)}
 
 
 def test_services_start_in_the_order_of_their_needs(tmp_path):
@@ -72,3 +75,101 @@ def test_each_service_accepts_its_keys(tmp_path, name):
     done = subprocess.run([*argv, "--check-config"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "configuration is valid" in done.stdout
+
+
+def keys(service):
+    return dict(flag.removeprefix("--").split("=", 1) for flag in service.argv if "=" in flag)
+
+
+SEVERAL = {
+    "more_gateways": (("127.0.0.1:50052", "127.0.0.1:8081"),),
+    "more_balancers": (("127.0.0.1:20010", "127.0.0.1:20011"),),
+}
+
+
+def test_several_gateways_and_balancers_know_one_another(tmp_path):
+    options = Options(tmp_path, engines=1, gateways=2, balancers=2)
+    names = service_names(1, 2, 2)
+    assert names == ["kvcache", "balancer-1", "balancer-2", "engine-1", "gateway-1", "gateway-2"]
+    at = dataclasses.replace(AT, engines=AT.engines[:1], **SEVERAL)
+    ready = {name: tmp_path / name for name in names}
+    found = {one.name: keys(one) for one in plan(options, at, tmp_path / "token", ready)}
+    assert list(found) == names
+    assert found["gateway-2"]["http-port"] == "8081"
+    assert found["gateway-2"]["balancers"] == "127.0.0.1:20004,127.0.0.1:20010"
+    assert found["gateway-1"]["redis"] == "redis://127.0.0.1:20001/0", "quotas count together"
+    assert (found["balancer-2"]["admin-port"], found["balancer-2"]["balancer-id"]) == (
+        "20011",
+        "balancer-2",
+    )
+
+
+def test_stores_that_a_team_has_are_used(tmp_path):
+    services = planned(tmp_path, redis="rediss://u@cache:6380/1", etcd="https://e1:2379,e2:2379")
+    assert keys(services["kvcache"])["redis"] == "rediss://u@cache:6380/1"
+    for name in ("balancer", "engine-1", "gateway"):
+        assert keys(services[name])["etcd"] == "https://e1:2379,e2:2379"
+    assert "redis" not in keys(services["gateway"]), "one gateway counts alone, as without --redis"
+
+
+def test_only_the_fleets_own_stores_get_its_password(tmp_path):
+    services = planned(tmp_path)
+    assert keys(services["kvcache"])["redis-password-file"] == str(tmp_path / "stores.password")
+    for name in ("balancer", "engine-2", "gateway"):
+        assert keys(services[name])["etcd-user"] == "root"
+        assert keys(services[name])["etcd-password-file"] == str(tmp_path / "stores.password")
+    given = (
+        ("kvcache", "redis", "redis://cache:1/0"),
+        ("kvcache", "redis_password_file", "/p"),
+        ("balancer", "etcd", "e:1"),
+    )
+    services = planned(tmp_path, settings=given)
+    assert keys(services["kvcache"])["redis-password-file"] == "/p"
+    assert "etcd-user" not in keys(services["balancer"])
+    services = planned(tmp_path, redis="redis://cache:1/0", etcd="e:1")
+    flags = {flag for service in services.values() for flag in keys(service)}
+    assert not any("password" in flag or "user" in flag for flag in flags)
+
+
+def test_spares_wait_for_a_file_and_share_the_memory(tmp_path):
+    assert "standby-file" not in keys(planned(tmp_path)["engine-1"])
+    options = Options(tmp_path, engines=1, spare_engines=1, model="/m")
+    ready = {name: tmp_path / f"{name}.json" for name in options.names}
+    found = {one.name: keys(one) for one in plan(options, AT, tmp_path / "token", ready)}
+    assert found["engine-2"]["standby-file"] == str(tmp_path / "engine-2.in-use")
+    assert found["engine-2"]["kv-memory"] == "0.250"
+
+
+def test_gateways_count_in_the_redis_that_was_set_for_the_index(tmp_path):
+    settings = (("kvcache", "redis", "redis://cache:1/0"),)
+    options = Options(tmp_path, engines=2, gateways=2, settings=settings)
+    at = dataclasses.replace(AT, more_gateways=SEVERAL["more_gateways"])
+    ready = {name: tmp_path / name for name in service_names(2, 2)}
+    found = {one.name: keys(one) for one in plan(options, at, tmp_path / "token", ready)}
+    assert {found[name]["redis"] for name in ("kvcache", "gateway-1", "gateway-2")} == {
+        "redis://cache:1/0"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "own"),
+    [
+        ({}, (True, True)),
+        ({"redis": "redis://h/0"}, (False, True)),
+        ({"etcd": "h:1"}, (True, False)),
+        ({"settings": (("kvcache", "redis", "redis://h/0"),)}, (False, True)),
+        ({"settings": (("gateway", "redis", "redis://h/0"),)}, (True, True)),
+        ({"settings": (("engine", "etcd", "h:1"),)}, (True, True)),
+        (
+            {
+                "settings": tuple(
+                    (name, "etcd", "h:1") for name in ("engine", "balancer", "gateway")
+                )
+            },
+            (True, False),
+        ),
+    ],
+)
+def test_a_store_is_started_unless_another_is_named(tmp_path, changes, own):
+    options = Options(tmp_path, **changes)
+    assert (options.own_redis, options.own_etcd) == own

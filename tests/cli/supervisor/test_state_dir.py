@@ -24,6 +24,15 @@ def test_the_token_is_new_each_time_and_private(tmp_path):
     state.release()
 
 
+def test_only_the_user_may_enter_the_directory(tmp_path):
+    root = tmp_path / "outer" / "state"
+    StateDir(root).make()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    root.chmod(0o755)
+    StateDir(root).make()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+
+
 def test_a_second_supervisor_is_refused_with_advice(tmp_path):
     state = StateDir(tmp_path)
     state.claim()

@@ -6,7 +6,14 @@ import pytest
 
 from services.balancer.config import BalancerConfig
 from services.common.config.service_config import ServiceConfig
-from services.common.config.settings import ConfigError, check_files, load, resolve, setting
+from services.common.config.settings import (
+    ConfigError,
+    check_files,
+    load,
+    redacted,
+    resolve,
+    setting,
+)
 from services.engine.front.config import FrontConfig
 from services.gateway.config import GatewayConfig
 from services.kvcache.config import KvCacheConfig
@@ -74,6 +81,35 @@ def test_an_unknown_key_in_the_file_gets_a_suggestion(tmp_path):
     file.write_text("thread = 1\n")
     with pytest.raises(ConfigError, match=r"^thread: no such key .*did you mean threads\?$"):
         read(f"--config={file}")
+
+
+SECRETS = [
+    "redis://:s3cr-et@h",
+    "redis://u:s3cr-et@h:1/0",
+    "redis://u:a@b s3cr-et'@h",
+    "redis://h:1/0?password=s3cr-et",
+    "rediss://a:1,rediss://u:s3cr-et@h:2",
+    "http://u:s3cr-et@h",
+]
+
+
+@pytest.mark.parametrize("url", SECRETS)
+@pytest.mark.parametrize("cls", [GatewayConfig, KvCacheConfig])
+@pytest.mark.parametrize("option", ["--check-config", "--print-config"])
+def test_a_password_in_a_url_is_never_repeated(cls, url, option, capsys):
+    with pytest.raises(SystemExit):
+        load(cls, ["--redis", url, option], prog="svc", description="", environ={})
+    output = "".join(capsys.readouterr())
+    assert "redis" in output
+    assert "s3cr-et" not in output
+
+
+def test_redaction_keeps_what_is_no_secret():
+    assert (
+        redacted("redis: bad, got 'redis://u:pw@h:1/0'") == "redis: bad, got 'redis://u:***@h:1/0'"
+    )
+    assert redacted("http://h/x?token=abc&db=1") == "http://h/x?token=***&db=1"
+    assert redacted("redis://h/0 is away") == "redis://h/0 is away"
 
 
 def test_a_switch_is_a_flag_its_opposite_or_a_value():

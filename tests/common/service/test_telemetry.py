@@ -1,5 +1,8 @@
 import json
 import logging
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -7,6 +10,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.common.service import telemetry
+from tests.chaos.certificates import write_certificates
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
@@ -30,6 +34,61 @@ def setup(capsys):
         made.close()
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+STRAY = """
+import logging, threading, warnings
+from services.common.service import telemetry
+telemetry.setup("engine", otlp_endpoint="", log_level="info")
+telemetry.log_stray_output()
+logging.getLogger("bad").warning("%d items", "three")
+warnings.warn("old option")
+thread = threading.Thread(target=lambda: 1 / 0, name="loader")
+thread.start()
+thread.join()
+class Broken:
+    def __del__(self):
+        raise RuntimeError("late")
+Broken()
+raise SystemError("the end")
+"""
+
+
+@pytest.mark.timeout(180)
+def test_what_python_would_print_itself_is_json_too():
+    done = subprocess.run([sys.executable, "-c", STRAY], capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    assert [line["logger"] for line in lines] == ["bad", "py.warnings", *["uncaught"] * 3]
+    assert "old option" in lines[1]["message"]
+    assert "loader" in lines[2]["message"]
+    assert "ZeroDivisionError" in lines[2]["exception"]
+    assert "late" in lines[3]["exception"]
+    assert "the end" in lines[4]["exception"]
+
+
+HANDSHAKE = """
+import services, sys, grpc
+from concurrent import futures
+cert, key = (open(path, "rb").read() for path in sys.argv[1:])
+server = grpc.server(futures.ThreadPoolExecutor(1))
+port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)]))
+server.start()
+try:
+    grpc.channel_ready_future(grpc.insecure_channel(f"127.0.0.1:{port}")).result(1)
+except grpc.FutureTimeoutError:
+    print("refused")
+server.stop(None).wait()
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_failed_handshake_is_no_plain_line(tmp_path):
+    files = write_certificates(tmp_path)
+    command = [sys.executable, "-c", HANDSHAKE, str(files.cert), str(files.key)]
+    environ = {name: text for name, text in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert (done.stdout, done.stderr) == ("refused\n", "")
 
 
 def span_in(context):

@@ -103,6 +103,16 @@ def test_a_cached_prefix_is_bit_identical(drive: Callable, tiny_folders: dict) -
     assert torch.equal(cold.logits, warm.logits)
 
 
+def test_an_engine_says_whether_its_results_depend_on_batching(tiny_folders: dict) -> None:
+    def says(**fields) -> bool:
+        config = EngineConfig(model=str(tiny_folders["tied"]), threads=1, **fields)
+        return ModelRunner(config).describe().bit_identical
+
+    assert says(kernels="torch", deterministic=True)
+    assert not says(kernels="torch")
+    assert says()  # compiled rounds, in the default mode too
+
+
 def test_torchs_mode_is_part_of_the_numerics_id(tiny_folders: dict) -> None:
     ids = {
         ModelRunner(

@@ -1,4 +1,5 @@
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf import json_format
@@ -9,7 +10,7 @@ from services.common.config.settings import ConfigError
 from services.common.etcd.client import Etcd
 from services.common.etcd.registry import ENGINES_PREFIX
 from services.engine.front.config import FrontConfig
-from services.engine.front.registration import choose_engine_id
+from services.engine.front.registration import choose_engine_id, engine_info
 
 
 def test_the_name_can_be_a_key():
@@ -18,6 +19,33 @@ def test_the_name_can_be_a_key():
     for bad in ("a/b", "Ж", "-a", "x" * 65):
         with pytest.raises(ConfigError, match="engine_id"):
             choose_engine_id(FrontConfig(engine_id=bad))
+
+
+@pytest.mark.parametrize(
+    ("mode", "compiled", "registered"),
+    [(False, False, False), (False, True, True), (True, False, True)],
+)
+def test_compiled_rounds_are_registered_as_deterministic(mode, compiled, registered):
+    info = SimpleNamespace(
+        model="m",
+        model_revision="r",
+        numerics_id="n",
+        vocab_size=9,
+        eos_token_ids=(1,),
+        bit_identical=compiled,
+    )
+    ready = SimpleNamespace(
+        info=info, hash_namespace=b"n", block_size=4, num_blocks=9, max_model_len=9
+    )
+    record = engine_info(
+        FrontConfig(deterministic=mode),
+        ready,
+        SimpleNamespace(digest="d"),
+        engine_id="e",
+        epoch_ms=1,
+        address="h:1",
+    )
+    assert record.deterministic is registered
 
 
 async def _entry(etcd, key, holds):

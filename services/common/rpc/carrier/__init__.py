@@ -6,6 +6,7 @@ that are pending at one time form one message. Each stream has its own flow-cont
     connection.py   calling side: Run at one peer, carried or as a call of its own
     carrier.py      calling side: one RunMany call
     call.py         calling side: one carried stream
+    proving.py      calling side: a Run call whose peer must prove itself first
     server.py       answering side: the handler of RunMany
     context.py      answering side: one carried stream
     outbox.py       both sides: writes pending frames as one message

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 
 from services.common.rpc import fresh_channel
 from services.common.rpc.carrier.carrier import RUN_MANY, Carrier, open_carrier
+from services.common.rpc.carrier.proving import ProvingCall
 from services.common.rpc.carrier.surface import RunCall
 from services.common.rpc.membership import Membership
 from services.common.tasks import cancel_and_wait
@@ -33,11 +35,20 @@ class CarrierConnection:
     Args:
         address: host:port of the peer.
         channel: to the peer, for calls that are not carried.
+        registered: whether the address comes from the registry (see `Peer`).
     """
 
-    def __init__(self, membership: Membership, address: str, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        address: str,
+        channel: grpc.aio.Channel,
+        *,
+        registered: bool = False,
+    ) -> None:
         self._membership = membership
         self._address = address
+        self.peer = membership.peer(channel, address, registered=registered)
         self._run: Any = channel.unary_stream(RUN)  # no serialisers: raw bytes both ways
         self._wide_channel: grpc.aio.Channel | None = None
         self._carrier: Carrier | None = None
@@ -59,13 +70,15 @@ class CarrierConnection:
 
         Args:
             request: a serialised EngineRequest.
-            metadata: added to the fleet's token.
+            metadata: added to the proof of membership.
         """
         carrier = self._usable_carrier()
         if carrier is not None and len(request) <= MAX_CARRIED_BYTES:
             return carrier.open(request, metadata, timeout_s)
-        sent = (*self._membership.metadata, *metadata)
-        call: RunCall = self._run(request, metadata=sent, timeout=timeout_s)
+        shown = self.peer.shown
+        if shown is None:
+            return ProvingCall(self.peer, partial(self._run, request), metadata, timeout_s)
+        call: RunCall = self._run(request, metadata=(*shown, *metadata), timeout=timeout_s)
         return call
 
     def prepare(self) -> None:
@@ -137,7 +150,7 @@ class CarrierConnection:
             if self._wide_channel is None:
                 self._wide_channel = self._membership.channel(self._address, carries_many=True)
             method: Any = self._wide_channel.stream_stream(RUN_MANY)
-            carrier = await open_carrier(method(metadata=self._membership.metadata))
+            carrier = await open_carrier(method(metadata=await self.peer.metadata()))
             self._carrier = carrier
             self._up.set()
             await carrier.run()
@@ -146,6 +159,7 @@ class CarrierConnection:
                 wait_s = UNSERVED_RETRY_S
             log.debug("no carrier to %s: %s", self._address, error)
         finally:
+            self.peer.forget()  # another process may answer there next
             if self._carrier is carrier:
                 self._carrier = None
                 self._up.clear()

@@ -72,6 +72,9 @@ class GgufWeights(StoredWeights):
             return _unpermute(tensor.view(len(tensor), -1), self._heads[part]).view(tensor.shape)
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos  # Mapping's own would decode the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
 

@@ -4,7 +4,8 @@
 `whole_rounds`. It packs the weights for the set's program, and looks up embeddings and angles.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from torch import Tensor
 from kernels.whole_rounds import DecoderShape, LayerWeights, PackedWeight, WholeRounds
 from services.engine.compute.models.attention import joined_projection, paired_norm
 from services.engine.compute.models.input_metadata import InputMetadata
+from services.engine.compute.models.kept_weights import KeptWeights
 from services.engine.compute.models.rope import cos_sin_table
-from services.engine.compute.models.weights import EMBEDDING, WeightReader, head_weight
+from services.engine.compute.models.weights import EMBEDDING, HEAD, WeightReader, head_weight
 from services.engine.contract.model_config import ModelConfig
 
 
@@ -29,6 +31,7 @@ class FusedDecoder:
         head_norms: bool,
         block_size: int,
         max_positions: int,
+        kept: Path | None = None,
     ) -> None:
         """Pack the weights and make the program.
 
@@ -36,6 +39,7 @@ class FusedDecoder:
             head_norms: queries and keys are normed per head before they are rotated.
             block_size: positions of a KV-cache block.
             max_positions: positions that a sequence may reach.
+            kept: file of packed weights, which is read if it exists, and else written.
 
         Raises:
             ModelFileError: a tensor is missing, left over or of the wrong shape.
@@ -43,13 +47,18 @@ class FusedDecoder:
         self.config = config
         self._rounds = rounds
         self._head_norms = head_norms
+        self._kept = KeptWeights(kept, rounds.empty)
         reader = WeightReader(weights, torch.float32, torch.device("cpu"))
         self._embedding = reader.rows(EMBEDDING, config.vocab_size, config.hidden_size)
         self._layers = [self._read_layer(reader, index) for index in range(config.num_layers)]
         self._norm = reader("model.norm.weight", config.hidden_size)
-        self._head = rounds.pack(head_weight(reader, config))
+        head_name = EMBEDDING if config.tie_embeddings else HEAD
+        self._head = self._packed(reader, "head", [head_name], lambda: head_weight(reader, config))
+        if config.tie_embeddings:
+            reader.ignore(HEAD)
         self._cos_sin = cos_sin_table(config, max_positions)
         reader.check_all_read()
+        self._kept.save()
         shape = DecoderShape(
             hidden=config.hidden_size,
             heads=config.num_heads,
@@ -92,11 +101,19 @@ class FusedDecoder:
         """See Model: end the program's threads."""
         self._program.close()
 
+    def _packed(
+        self, reader: WeightReader, name: str, parts: Sequence[str], read: Callable[[], Tensor]
+    ) -> PackedWeight:
+        """A packed weight: the kept one, else one made of tensors `parts`, which `read` joins."""
+        if self._kept.complete:
+            reader.ignore(*parts)
+            return self._kept.load(name)
+        return self._kept.add(name, self._rounds.pack(read()))
+
     def _read_layer(self, reader: WeightReader, index: int) -> LayerWeights:
         config, at = self.config, f"model.layers.{index}"
         hidden, size = config.hidden_size, config.intermediate_size
         queries = config.num_heads * config.head_dim
-        pack = self._rounds.pack
         qkv_bias = gate_up_bias = q_norm = k_norm = None
         if config.qkv_bias:
             qkv_bias = joined_projection(config, reader, f"{at}.self_attn", "bias", 1).view(-1)
@@ -108,20 +125,31 @@ class FusedDecoder:
                 paired_norm(reader, f"{at}.self_attn.{side}_norm.weight", config.head_dim)
                 for side in "qk"
             )
-        gate = reader(f"{at}.mlp.gate_proj.weight", size, hidden)
-        up = reader(f"{at}.mlp.up_proj.weight", size, hidden)
-        qkv = joined_projection(config, reader, f"{at}.self_attn", "weight", hidden)
         output_name, down_name = f"{at}.self_attn.o_proj", f"{at}.mlp.down_proj"
+
+        def packed(parts: Sequence[str], read: Callable[[], Tensor]) -> PackedWeight:
+            return self._packed(reader, parts[0], [f"{part}.weight" for part in parts], read)
+
+        def whole(name: str, columns: int) -> PackedWeight:
+            return packed([name], lambda: reader(f"{name}.weight", hidden, columns))
+
+        joined = [f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"]
         return LayerWeights(
             norm=reader(f"{at}.input_layernorm.weight", hidden),
-            qkv=pack(qkv),
+            qkv=packed(
+                [f"{at}.self_attn.{name}_proj" for name in "qkv"],
+                lambda: joined_projection(config, reader, f"{at}.self_attn", "weight", hidden),
+            ),
             qkv_bias=qkv_bias,
-            output=pack(reader(f"{output_name}.weight", hidden, queries)),
+            output=whole(output_name, queries),
             output_bias=reader.optional(f"{output_name}.bias", hidden, wanted=config.output_bias),
             norm_2=reader(f"{at}.post_attention_layernorm.weight", hidden),
-            gate_up=pack(torch.cat((gate, up))),
+            gate_up=packed(
+                joined,
+                lambda: torch.cat([reader(f"{name}.weight", size, hidden) for name in joined]),
+            ),
             gate_up_bias=gate_up_bias,
-            down=pack(reader(f"{down_name}.weight", hidden, size)),
+            down=whole(down_name, size),
             down_bias=reader.optional(f"{down_name}.bias", hidden, wanted=config.mlp_bias),
             q_norm=q_norm,
             k_norm=k_norm,

@@ -5,6 +5,7 @@ To add an architecture: write a subclass of `Decoder` beside this file, enter it
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -67,6 +68,7 @@ def make_model(
     block_size: int,
     max_positions: int,
     experts: RunExperts | None,
+    kept: Path | None = None,
 ) -> Model:
     """Pack the weights for a kernel set.
 
@@ -75,6 +77,7 @@ def make_model(
         block_size: positions of a KV-cache block.
         max_positions: positions that a sequence may reach.
         experts: runs the experts of all layers; None for a dense model.
+        kept: file of weights that an earlier start packed; written if it does not exist.
 
     Raises:
         ModelFileError: a tensor is missing, left over or of the wrong shape.
@@ -88,6 +91,7 @@ def make_model(
             head_norms=architecture.head_norms,
             block_size=block_size,
             max_positions=max_positions,
+            kept=kept,
         )
     return architecture(
         config,

@@ -10,6 +10,7 @@ from services.engine.compute.models.rows import DenseRows, Rows
 from services.engine.contract.model_config import ModelConfig, ModelFileError
 
 EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 class StoredWeights(Mapping[str, Tensor]):
@@ -99,8 +100,8 @@ def head_weight(reader: WeightReader, config: ModelConfig) -> Tensor:
         ModelFileError: the tensor is missing or of the wrong shape.
     """
     if config.tie_embeddings:
-        reader.ignore("lm_head.weight")
-    name = EMBEDDING if config.tie_embeddings else "lm_head.weight"
+        reader.ignore(HEAD)
+    name = EMBEDDING if config.tie_embeddings else HEAD
     return reader(name, config.vocab_size, config.hidden_size)
 
 

@@ -211,6 +211,7 @@ def run_rank(description: str, commands: Any, serve: Callable[[Channel[Any]], No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     telemetry.setup("engine", otlp_endpoint="", log_level="info")
+    telemetry.log_stray_output()
     status = 0
     try:
         with contextlib.suppress(ChannelClosedError):

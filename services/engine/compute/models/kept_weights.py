@@ -1,0 +1,223 @@
+"""Packed weights that a start leaves for the next ones, which read them instead of packing anew.
+
+A file has the length of its head (8 bytes), the head (JSON: the entries), and the tensors. Its name
+is a digest of what the tensors are made of: the model's files, the kernel set, and all code that
+decodes and packs. A new file replaces nothing before it is complete and on disk.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import kept_files
+from kernels.whole_rounds import PackedWeight
+from services.engine.contract.model_config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+LEAST_BYTES = 32 << 20
+"""Smaller models are packed in a moment."""
+MOST_BYTES = 4 << 30
+"""Of all files together; the ones used longest ago are deleted."""
+_ALIGN = 64
+_STALE_S = 120.0
+"""An unfinished file that nobody wrote to for so long belongs to a process that ended."""
+_HERE = Path(__file__).parent
+_SOURCES = (_HERE, _HERE.parent / "loader", Path(kept_files.__file__).parent / "compiled")
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+class KeptWeights:
+    """The file of one model and kernel set.
+
+    Args:
+        path: where it is or will be; None keeps nothing.
+        allocate: makes tensors that the file is read into.
+    """
+
+    def __init__(self, path: Path | None, allocate: Allocate) -> None:
+        self._path = path
+        self._allocate = allocate
+        self._entries: dict[str, Any] = {}
+        self._data_at = 0
+        self._new: dict[str, Tensor] = {}
+        self._file: io.FileIO | None = None
+        """Open while the model is read: another process may delete the name meanwhile."""
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                self._read_head(path)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the file holds the model."""
+        return bool(self._entries)
+
+    def load(self, name: str) -> PackedWeight:
+        """The packed weight of this name, of a file that is `complete`.
+
+        Raises:
+            OSError: the file cannot be read, or is shorter than its head says.
+        """
+        panels = self._load(f"{name}.panels")
+        scales = f"{name}.scales"
+        return PackedWeight(panels, self._load(scales) if scales in self._entries else None)
+
+    def add(self, name: str, packed: PackedWeight) -> PackedWeight:
+        """Keep a packed weight for `save`; returns it."""
+        if self._path is not None:
+            self._new[f"{name}.panels"] = packed.panels
+            if packed.scales is not None:
+                self._new[f"{name}.scales"] = packed.scales
+        return packed
+
+    def save(self) -> threading.Thread | None:
+        """Close the file, and write what was added, on a thread; None if that is nothing.
+
+        An error is logged and changes nothing.
+        """
+        if self._file is not None:
+            self._file.close()
+        new, self._new = self._new, {}
+        path = self._path
+        size = sum(tensor.nbytes for tensor in new.values())
+        if path is None or not LEAST_BYTES <= size <= MOST_BYTES:
+            return None
+        thread = threading.Thread(
+            target=_write, args=(path, new, size), name="keep-weights", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _read_head(self, path: Path) -> None:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(io.FileIO(path))
+            head_bytes = int.from_bytes(file.read(8), "little")
+            if head_bytes > 1 << 24:
+                raise ValueError("no head")
+            head = json.loads(file.read(head_bytes))
+            self._data_at = 8 + head_bytes
+            if os.fstat(file.fileno()).st_size != self._data_at + head["bytes"]:
+                raise ValueError("cut short")
+            os.utime(path)  # it is in use: others are deleted first
+            self._file, self._entries = file, head["entries"]
+            stack.pop_all()
+
+    def _load(self, name: str) -> Tensor:
+        assert self._file is not None
+        shape, kind, at = self._entries[name]
+        target = self._allocate(tuple(shape), getattr(torch, kind))
+        wanted = target.view(-1).view(torch.uint8).numpy().data
+        self._file.seek(self._data_at + at)
+        while wanted:
+            count = self._file.readinto(wanted)
+            if not count:
+                raise OSError(f"{self._path} is cut short")
+            wanted = wanted[count:]
+        return target
+
+
+def kept_peak(path: Path | None, key: str) -> int | None:
+    """The bytes that an earlier start of the same weights stored under `key`; None for none."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found = json.loads(_peaks(path).read_text()).get(key) if path else None
+        return found if isinstance(found, int) else None
+    return None
+
+
+def keep_peak(path: Path | None, key: str, peak: int) -> None:
+    """Store bytes under `key` for later starts; an error changes nothing."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        scratch = _peaks(path).with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps({key: peak}))
+        scratch.replace(_peaks(path))
+
+
+def _peaks(path: Path) -> Path:
+    return path.with_suffix(".peak")
+
+
+def path_of(revision: str, config: ModelConfig, kernels: str) -> Path | None:
+    """Where the packed weights of a model are kept; None where no folder can be used."""
+    folder = kept_files.folder("weights")
+    if folder is None:
+        return None
+    digest = hashlib.sha256(repr((revision, config, kernels, torch.__version__)).encode())
+    with contextlib.suppress(ImportError):
+        digest.update(version("gguf").encode())
+    for place in _SOURCES:
+        for source in sorted(place.glob("*.py")):
+            digest.update(source.read_bytes())
+    return folder / f"{digest.hexdigest()[:32]}.weights"
+
+
+def _write(path: Path, tensors: dict[str, Tensor], size: int) -> None:
+    part = path.with_suffix(".part")
+    try:
+        _delete_oldest(path.parent, MOST_BYTES - size)
+        if shutil.disk_usage(path.parent).free < 2 * size:
+            log.info("packed weights are not kept: the disk of %s is nearly full", path.parent)
+            return
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return  # another engine of the model writes it
+    except OSError as error:
+        log.info("packed weights are not kept: %s", error)
+        return
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            _write_tensors(file, tensors)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        log.info("packed weights are not kept: %s", error)
+        part.unlink(missing_ok=True)
+
+
+def _write_tensors(file: Any, tensors: dict[str, Tensor]) -> None:
+    entries, at = {}, 0
+    for name, tensor in tensors.items():
+        entries[name] = (list(tensor.shape), str(tensor.dtype).removeprefix("torch."), at)
+        at += -(-tensor.nbytes // _ALIGN) * _ALIGN
+    head = json.dumps({"entries": entries, "bytes": at}).encode()
+    head += b" " * (-(len(head) + 8) % _ALIGN)
+    file.write(len(head).to_bytes(8, "little") + head)
+    for tensor in tensors.values():
+        file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        file.write(bytes(-tensor.nbytes % _ALIGN))
+
+
+def _delete_oldest(folder: Path, most_bytes: int) -> None:
+    """Delete the files used longest ago, until the others take `most_bytes` at most."""
+    now = time.time()
+    for part in folder.glob("*.part"):
+        with contextlib.suppress(OSError):
+            if now - part.stat().st_mtime > _STALE_S:
+                part.unlink()
+    found = []
+    for file in folder.glob("*.weights"):
+        with contextlib.suppress(OSError):
+            found.append((file.stat().st_mtime, file.stat().st_size, file))
+    total = sum(size for _, size, _ in found)
+    for _, size, file in sorted(found):
+        if total <= most_bytes:
+            return
+        file.unlink(missing_ok=True)
+        _peaks(file).unlink(missing_ok=True)
+        total -= size
