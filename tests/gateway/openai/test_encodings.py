@@ -45,9 +45,9 @@ class TestContentEncoding:
         assert engine.requests[0].request.stop.max_tokens == 2
 
     async def test_a_large_body_is_inflated_whole(self, http, engine):
-        noise = "".join(random.Random(0).choices(" \n\t\r", k=1_000_000)).encode()
+        noise = "".join(random.Random(0).choices(" \n\t\r", k=200_000)).encode()
         squeezed = gzip.compress(noise + BODY + noise)
-        assert len(squeezed) > 200_000  # arrives in several pieces
+        assert len(squeezed) > 80_000  # arrives in several pieces
         response = await post(http, squeezed, "gzip")
         assert response.status_code == 200, response.text
         assert engine.requests[0].request.stop.max_tokens == 2
