@@ -8,6 +8,8 @@ from services.common.config.service_config import ServiceConfig
 from services.common.config.settings import setting
 from services.common.etcd.config import EtcdKeys, endpoints_setting
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,]+")
+
 
 def _check_aliases(pairs: tuple[str, ...]) -> str | None:
     bad = [pair for pair in pairs if not all(pair.partition("="))]
@@ -18,6 +20,11 @@ def _check_prefix(prefix: str) -> str | None:
     return None if re.fullmatch(r"[a-z0-9:_-]{1,32}", prefix) else "expected 1-32 of a-z 0-9 : _ -"
 
 
+def _check_origins(origins: tuple[str, ...]) -> str | None:
+    bad = [origin for origin in origins if origin != "*" and not _ORIGIN.fullmatch(origin)]
+    return f"{bad[0]!r} is not of the form scheme://host[:port], nor *" if bad else None
+
+
 @dataclass(frozen=True)
 class GatewayConfig(EtcdKeys, RedisKeys, ServiceConfig):
     """Where the gateway listens, which services it uses, and which callers it accepts."""
@@ -25,6 +32,12 @@ class GatewayConfig(EtcdKeys, RedisKeys, ServiceConfig):
     port: int = setting(50051, "port of the public gRPC API; 0 takes a free one", low=0, high=65535)
     http_port: int = setting(
         8080, "port of the OpenAI-compatible HTTP API; 0 takes a free one", low=0, high=65535
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "origins whose web pages may call the HTTP API, as scheme://host[:port]; * is every "
+        "origin, empty none",
+        check=_check_origins,
     )
     etcd: tuple[str, ...] = endpoints_setting(
         "host:port of etcd, where engines and balancers register"

@@ -187,7 +187,7 @@ class GatewayService:
         self._health = rpc.add_health_and_reflection(server, [SERVICE])
         InferenceServicer(dependencies, access, parts.catalog).add_to(server)
         port = parts.membership.bind(server, f"{config.host}:{config.port}", members_only=False)
-        app = make_app(dependencies, access, parts.catalog)
+        app = make_app(dependencies, access, parts.catalog, cors_origins=config.cors_origins)
         http = HttpServer(app, parts.membership.files)
         self._stack.push_async_callback(http.stop)
         # At the stop and not in the drain, because a second signal ends the drain early.

@@ -1,12 +1,14 @@
 """The examples, run as their headers say."""
 
 import asyncio
+import json
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.doubles.gateway import running_gateway
 from tests.doubles.scripts import say_hello
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -65,6 +67,83 @@ async def test_tools(roomy_gateway, engine):
     assert out.splitlines() == ['read_temperature({"room": "cellar"})', "Cool."]
     prompt = engine.tokenizer.decode(engine.requests[1].request.token_ids.ids)
     assert "<tool_response>\n14.0 °C\n</tool_response>" in prompt
+
+
+PAGE = "https://chat.example.com"
+
+
+@pytest.fixture
+async def open_gateway(engine):
+    """Open to web pages of PAGE; the engine answers what the request's constraint allows."""
+
+    async def answer(request, double):
+        kind = request.request.constraint.WhichOneof("kind")
+        called = '{"name": "read_temperature", "arguments": {"room": "cellar"}}'
+        replies = {
+            None: "Paris.",
+            "json_schema": '{"city": "London"}',
+            "structural_tag": f"<tool_call>{called}</tool_call>",
+        }
+        double.reply = replies[kind]
+        async for event in say_hello(request, double):
+            yield event
+
+    engine.script = answer
+    engine.max_model_len = 4096
+    async with running_gateway(engine, cors_origins=(PAGE,)) as running:
+        yield running
+
+
+async def test_http_session(open_gateway):
+    script = EXAMPLES / "python" / "http_session.py"
+    base = f"http://{open_gateway.http}"
+    code, out, err = await run(sys.executable, script, "--base", base)
+    assert code == 0, err
+    assert out.splitlines() == [
+        "gzip: Paris.",
+        "schema: London",
+        "tool: read_temperature {'room': 'cellar'}",
+        f"cors: {PAGE}",
+    ]
+    other = ("--base", base, "--origin", "https://other.example")
+    code, _, err = await run(sys.executable, script, *other)
+    assert code == 1
+    assert "cors_origins" in err
+
+
+@pytest.mark.tools
+async def test_http_session_of_node(open_gateway):
+    node = shutil.which("node")
+    assert node, "node is missing: install Node 18 or later"
+    script = EXAMPLES / "node" / "http_session.mjs"
+    base = f"http://{open_gateway.http}"
+    code, out, err = await run(node, script, base)
+    assert code == 0, err
+    assert out.splitlines() == [
+        "gzip: Paris.",
+        "schema: London",
+        "tool: read_temperature cellar",
+        f"cors: {PAGE}",
+    ]
+    code, _, err = await run(node, script, base, "https://other.example")
+    assert code == 1
+    assert "cors_origins" in err
+
+
+@pytest.mark.tools
+async def test_http_session_of_curl(open_gateway):
+    for tool in ("curl", "gzip", "sh"):
+        assert shutil.which(tool), f"{tool} is missing: install it"
+    script = EXAMPLES / "curl" / "session.sh"
+    code, out, err = await run("sh", script, f"http://{open_gateway.http}")
+    assert code == 0, out + err
+    steps = dict(line.split(": ", 1) for line in out.splitlines())
+    message = {name: json.loads(steps[name])["choices"][0]["message"] for name in list(steps)[:3]}
+    assert message["gzip"]["content"] == "Paris."
+    assert json.loads(message["schema"]["content"]) == {"city": "London"}
+    (call,) = message["tool"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"room": "cellar"}
+    assert steps["cors"] == PAGE
 
 
 @pytest.mark.tools

@@ -168,7 +168,7 @@ def _name_results(messages: list[dict[str, Any]]) -> None:
 def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
     try:
         arguments = json.loads(call.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # an answer was cut inside its call
         arguments = call.arguments
     function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from services.gateway.answers.call_json import SPACE, CallObject, JsonSpan
 from services.gateway.answers.events import CallArguments, Event, Text, joined
-from services.gateway.answers.marks import cut
+from services.gateway.answers.marks import cut as cut_at
+from services.gateway.answers.marks import without_begun_mark
 
 
 class BufferedParser(ABC):
@@ -37,11 +38,16 @@ class BufferedParser(ABC):
             pass
         return self._take_events()
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, cut: bool = False) -> list[Event]:
         """See Parser. The rest of an incomplete call that has a mark is dropped."""
-        if self._step == self.parse_text and not (self.seen_call and self.rest.isspace()):
-            self.out.append(Text(self.rest))
-        elif not self.marked and not self._call.certain:
+        if self._step == self.parse_text:
+            text = self.rest
+            if cut:
+                after_call = self.seen_call and not self._has_text
+                text = without_begun_mark(text, self.marks, least=1 if after_call else 2)
+            if not (self.seen_call and not text.strip()):
+                self.out.append(Text(text))
+        elif not self.marked and not self._call.certain and not (cut and self.seen_call):
             self.out.append(Text(self._unconfirmed + self.rest))
         self.rest = ""
         return self._take_events()
@@ -59,7 +65,7 @@ class BufferedParser(ABC):
         """Emit text up to the next mark, without the white space around calls."""
         if self.seen_call and not self._has_text:
             self.rest = self.rest.lstrip()
-        found = cut(self.rest, self.marks)
+        found = cut_at(self.rest, self.marks)
         if found.text:
             self._has_text = True
             self.out.append(Text(found.text))

@@ -23,8 +23,9 @@ class DsmlParser:
         """See Parser."""
         return self._read_chunks(self._processor.push(self._library.InferenceChunk.text(text)))
 
-    def finish(self) -> list[Event]:
-        """See Parser."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """See Parser. The library decides what a mark is."""
+        del cut
         stop = self._library.InferenceFinishReason.Stop
         chunks = self._processor.push(self._library.InferenceChunk.finish(stop))
         return self._read_chunks([*chunks, *self._processor.finish()])

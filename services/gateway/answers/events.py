@@ -42,8 +42,12 @@ class Parser(Protocol):
     def feed(self, text: str) -> list[Event]:
         """Add text; returns the events that are now certain."""
 
-    def finish(self) -> list[Event]:
-        """End the text; returns the events that were held back."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """End the text; returns the events that were held back.
+
+        Args:
+            cut: the answer was cut, by its length: a mark that has begun is not text.
+        """
 
 
 def joined(events: Iterable[Event]) -> list[Event]:

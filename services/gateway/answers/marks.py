@@ -48,6 +48,16 @@ def pending_length(buffer: str, marks: Sequence[str]) -> int:
     return 0
 
 
+def without_begun_mark(buffer: str, marks: Sequence[str], least: int = 2) -> str:
+    """The end of a cut answer without the beginning of a mark and the white space before it.
+
+    Args:
+        least: characters of a mark that are more than chance; in text one is not, as in `a < b`.
+    """
+    length = pending_length(buffer, marks)
+    return buffer[:-length].rstrip() if length >= least else buffer
+
+
 def match_prefix(buffer: str, marks: Sequence[str]) -> PrefixMatch:
     """Compare the start of the buffer with the marks."""
     for mark in marks:

@@ -71,6 +71,7 @@ def plan_answer(
         make_call_parser=_call_parser_factory(profile, use) if use.parsed else None,
         max_calls=1 if use.named is not None or not use.parallel else None,
         token_bytes=token_bytes,
+        calls_only=use.required,
         short_ids=profile.tools == "mistral",
     )
     return AnswerPlan(output.constraint, profile.visible_ids(), parsing, output.owners)

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from services.gateway.answers.call_json import SPACE
 from services.gateway.answers.events import Event, Reasoning, Text, joined
-from services.gateway.answers.marks import cut, match_prefix
+from services.gateway.answers.marks import cut as cut_at
+from services.gateway.answers.marks import match_prefix, without_begun_mark
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,12 @@ class ReasoningParser:
             pass
         return self._take_events()
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, cut: bool = False) -> list[Event]:
         """See Parser."""
         inside = self.reasoned and not self.answering
+        if cut and not self.answering:
+            mark = self._marks.end if inside else self._marks.begin
+            self._rest = without_begun_mark(self._rest, (mark,))
         if inside:
             self._rest = self._rest.rstrip("\n")
         self._out.append(Reasoning(self._rest) if inside else Text(self._rest))
@@ -85,7 +89,7 @@ class ReasoningParser:
     def _parse_inside(self) -> bool:
         if not self._begun:
             self._rest = self._rest.lstrip(SPACE)
-        found = cut(self._rest, (self._marks.end,))
+        found = cut_at(self._rest, (self._marks.end,))
         self._begun = self._begun or bool(found.text)
         self._out.append(Reasoning(found.text))
         self._rest = found.rest

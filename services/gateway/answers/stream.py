@@ -24,6 +24,10 @@ from services.gateway.answers.reasoning import Marks, ReasoningParser, Reasoning
 
 _ALPHABET = string.ascii_letters + string.digits
 _SHORT_ID_CHARS = 9
+_CUT = (
+    inference_pb2.FINISH_REASON_MAX_TOKENS,
+    inference_pb2.FINISH_REASON_CONTEXT_FULL,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class AnswerParsing:
     """Further calls are dropped; None: no bound."""
     token_bytes: Callable[[int], bytes]
     """The bytes of a token."""
+    calls_only: bool = False
+    """The constraint allows nothing but calls: all other text is a piece of one that was cut."""
     short_ids: bool = False
     """Make call ids of 9 characters: Mistral's templates accept no others."""
 
@@ -62,7 +68,7 @@ class AnswerStream:
             return _serialise(self._choice(message.delta.choice).split_delta(message.delta))
         if event == "finished":
             choice = self._choice(message.finished.choice)
-            return [*_serialise(choice.finish(message.finished.choice)), raw]
+            return [*_serialise(choice.finish(message.finished)), raw]
         if event != "summary":
             return [raw]
         reasoning = sum(choice.reasoning_tokens for choice in self._choices.values())
@@ -88,6 +94,7 @@ class _Choice:
         make = parsing.make_call_parser
         self._calls = make() if make is not None else None
         self._max_calls = parsing.max_calls
+        self._calls_only = parsing.calls_only
         self._short_ids = parsing.short_ids
         self._num_calls = 0
 
@@ -110,14 +117,15 @@ class _Choice:
         made[0].num_tokens = delta.num_tokens
         return made
 
-    def finish(self, choice: int) -> list[inference_pb2.Delta]:
+    def finish(self, finished: inference_pb2.Finished) -> list[inference_pb2.Delta]:
         """The messages of text that was held back, at the end of the choice."""
+        cut = finished.reason in _CUT
         events: list[Event] = []
-        for event in self._reasoning.finish() if self._reasoning is not None else ():
+        for event in self._reasoning.finish(cut=cut) if self._reasoning is not None else ():
             events += self._parse_calls(event)
         if self._calls is not None:
-            events += self._calls.finish()
-        return self._deltas(choice, joined(events))
+            events += self._without_text(self._calls.finish(cut=cut))
+        return self._deltas(finished.choice, joined(events))
 
     def _parse(self, text: str) -> list[Event]:
         if not text:
@@ -132,7 +140,12 @@ class _Choice:
     def _parse_calls(self, event: Event) -> list[Event]:
         if self._calls is None or not isinstance(event, Text):
             return [event]
-        return self._calls.feed(event.text)
+        return self._without_text(self._calls.feed(event.text))
+
+    def _without_text(self, events: list[Event]) -> list[Event]:
+        if not self._calls_only:
+            return events
+        return [event for event in events if not isinstance(event, Text)]
 
     def _deltas(self, choice: int, events: list[Event]) -> list[inference_pb2.Delta]:
         made: list[inference_pb2.Delta] = []

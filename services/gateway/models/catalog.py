@@ -86,6 +86,12 @@ class Catalog:
         self._seen: dict[str, tuple[engine_pb2.EngineInfo, float]] = {}
         self._models: dict[str, ModelView] = {}
         self._revisions: dict[tuple[str, str], ModelView] = {}
+        self._has_live_engine = False
+
+    @property
+    def has_live_engine(self) -> bool:
+        """Whether an engine that accepts requests is registered now, without GONE_GRACE_S."""
+        return self._has_live_engine
 
     @property
     def models(self) -> tuple[ModelView, ...]:
@@ -173,10 +179,12 @@ class Catalog:
         """Read the view's snapshot; engines that have disappeared stay for GONE_GRACE_S."""
         now = self._clock()
         self.table.refresh()
+        self._has_live_engine = False
         for key, value in self._view.snapshot().items():
             info = parse_engine(key, value)
             if info is not None:
                 self._seen[key] = (info, now + GONE_GRACE_S)
+                self._has_live_engine |= not info.draining
         self._seen = {key: pair for key, pair in self._seen.items() if pair[1] > now}
         infos = [info for info, _ in self._seen.values()]
         self._models = models_of(infos)

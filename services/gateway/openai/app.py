@@ -1,12 +1,14 @@
 """The routes of the HTTP face."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from services.common.errors import FleetError, InvalidArgumentError, NotFoundError
 from services.gateway.callers.access import Access
@@ -15,12 +17,14 @@ from services.gateway.openai.chat_format import ChatFormat
 from services.gateway.openai.chat_request import parse_chat
 from services.gateway.openai.completion_format import CompletionFormat
 from services.gateway.openai.completion_request import parse_completion
+from services.gateway.openai.cors import Cors
 from services.gateway.openai.endpoint import (
     GenerationEndpoint,
     enter,
     error_response,
     json_response,
 )
+from services.gateway.openai.health import make_health_routes
 from services.gateway.request.dependencies import Dependencies
 
 # First parts of OpenAI's other paths: their error names the path and what is served instead.
@@ -48,8 +52,18 @@ UNSERVED = (
 _ALL_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-def make_app(dependencies: Dependencies, access: Access, catalog: Catalog) -> Starlette:
-    """The ASGI application of one gateway."""
+def make_app(
+    dependencies: Dependencies,
+    access: Access,
+    catalog: Catalog,
+    *,
+    cors_origins: Sequence[str] = (),
+) -> ASGIApp:
+    """The ASGI application of one gateway.
+
+    Args:
+        cors_origins: whose pages may call it; see `Cors`.
+    """
     chat = GenerationEndpoint(
         dependencies, access, prefix="chatcmpl", parse=parse_chat, make_format=ChatFormat
     )
@@ -58,17 +72,13 @@ def make_app(dependencies: Dependencies, access: Access, catalog: Catalog) -> St
     )
     models = _Models(catalog, access)
 
-    async def healthz(_: Request) -> Response:
-        if dependencies.in_flight.draining:
-            return PlainTextResponse("draining\n", status_code=503)
-        return PlainTextResponse("ok\n")
-
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/models", models.listing, methods=["GET"]),
+        Route("/v1/models/", models.listing, methods=["GET"]),
         Route("/v1/models/{name:path}", models.single, methods=["GET"]),
-        Route("/healthz", healthz, methods=["GET"]),
+        *make_health_routes(dependencies.in_flight, catalog),
         *(
             Route(f"/v1/{name}{rest}", _unserved, methods=_ALL_METHODS)
             for name in UNSERVED
@@ -76,7 +86,7 @@ def make_app(dependencies: Dependencies, access: Access, catalog: Catalog) -> St
         ),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_error, FleetError: _fleet_error}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Cors(Starlette(routes=routes, exception_handlers=handlers), cors_origins)
 
 
 class _Models:

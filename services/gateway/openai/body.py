@@ -1,13 +1,16 @@
 """Reads the body of a request, with a bound, and waits for its sender to disconnect."""
 
-from typing import Any, NoReturn
+import asyncio
+import codecs
+from typing import Any
 
 import msgspec
 from starlette.types import Message, Receive, Scope
 
 from services.common.errors import CancelledError, InvalidArgumentError
 from services.common.rpc import MAX_RECEIVE_BYTES
-from services.gateway.openai.errors import PayloadTooLargeError
+from services.gateway.openai.content_encoding import encoding_of, inflate
+from services.gateway.openai.errors import UnsupportedEncodingError, refuse_size
 
 MAX_DISCARDED_BYTES = 8 * MAX_RECEIVE_BYTES
 
@@ -16,15 +19,31 @@ async def read_json(scope: Scope, receive: Receive) -> Any:
     """The body as a JSON value.
 
     Raises:
-        PayloadTooLargeError: the body is longer than a gRPC message may be.
-        InvalidArgumentError: the body is not JSON.
+        PayloadTooLargeError: the body is longer than a gRPC message may be, also once inflated.
+        UnsupportedEncodingError: the body has an encoding that is not read here.
+        InvalidArgumentError: the body is not JSON, or is damaged.
         CancelledError: the client disconnected while sending.
     """
     headers = dict(scope["headers"])
+    sent = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    try:
+        encoding = encoding_of(b", ".join(sent).decode("latin-1"))
+    except UnsupportedEncodingError:
+        if b"expect" not in headers:  # else the client waits for 100 Continue: nothing was sent
+            await _read_bytes(headers, receive)  # as for a body that is too large
+        raise
+    raw = await _read_bytes(headers, receive)
+    if encoding is not None:
+        # In a thread: a small body may inflate to the whole bound.
+        raw = await asyncio.to_thread(inflate, raw, encoding, MAX_RECEIVE_BYTES)
+    return _decode(raw)
+
+
+async def _read_bytes(headers: dict[bytes, bytes], receive: Receive) -> bytes:
     declared = headers.get(b"content-length", b"0")
     too_large = declared.isdigit() and int(declared) > MAX_RECEIVE_BYTES
     if too_large and b"expect" in headers:
-        _refuse_size()  # the client waits for 100 Continue and has sent nothing
+        refuse_size(MAX_RECEIVE_BYTES)  # as above: nothing has been sent
     parts: list[bytes] = []
     size = 0
     more = True
@@ -43,8 +62,8 @@ async def read_json(scope: Scope, receive: Receive) -> Any:
         else:
             parts.append(part)
     if too_large:
-        _refuse_size()
-    return _decode(b"".join(parts))
+        refuse_size(MAX_RECEIVE_BYTES)
+    return b"".join(parts)
 
 
 async def wait_disconnect(receive: Receive) -> None:
@@ -54,15 +73,13 @@ async def wait_disconnect(receive: Receive) -> None:
 
 
 def _decode(raw: bytes) -> Any:
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InvalidArgumentError(
+            "the body is not JSON: it is encoded in UTF-16; send UTF-8", reason="INVALID_JSON"
+        )
     try:
-        return msgspec.json.decode(raw)
+        return msgspec.json.decode(raw.removeprefix(codecs.BOM_UTF8))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError(
             f"the body is not JSON: {str(error)[:200]}", reason="INVALID_JSON"
         ) from None
-
-
-def _refuse_size() -> NoReturn:
-    raise PayloadTooLargeError(
-        f"the body is longer than {MAX_RECEIVE_BYTES} bytes", reason="PAYLOAD_TOO_LARGE"
-    )

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from inferfleet_proto.v1 import inference_pb2
 from services.gateway.openai.fields import Fields, describe_value, refuse
 from services.gateway.openai.parsed_body import ParsedBody
@@ -19,6 +17,7 @@ from services.gateway.openai.shared_fields import (
 from services.gateway.openai.tool_fields import read_tools
 from services.gateway.request.checks import MAX_MESSAGES
 
+_FUNCTION_CALL = ("function_call", "send it as tool_calls")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -53,6 +52,10 @@ def parse_chat(body: Any) -> ParsedBody:
 
 
 def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
+    """Read a message; fields that nobody here knows are ignored.
+
+    Clients send back what servers gave them, with labels of their own.
+    """
     role = fields.text("role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
         refuse(
@@ -63,7 +66,7 @@ def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
     message.content = _content(fields)
     message.name = fields.text("name") or ""
     message.tool_call_id = fields.text("tool_call_id") or ""
-    message.reasoning_content = fields.text("reasoning_content") or ""
+    message.reasoning_content = _reasoning(fields)
     for index, call in enumerate(fields.items("tool_calls", 128) or []):
         inner = Fields(call, f"{fields.name('tool_calls')}[{index}]")
         _read_call(inner, message.tool_calls.add(index=index))
@@ -71,43 +74,54 @@ def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
         refuse(
             fields.name("tool_call_id"), "is required: it names the call that this message answers"
         )
-    if role == "assistant" and not message.tool_calls and fields.value("content") is None:
-        refuse(fields.name("content"), "is required, unless there are tool_calls")
-    fields.ignore("annotations")
-    fields.refuse_unread()
+    if role == "assistant":
+        _check_assistant(fields, message)
+
+
+def _check_assistant(fields: Fields, message: inference_pb2.ChatMessage) -> None:
+    """Refuse what would be lost, and a message without anything."""
+    for name, advice in (("audio", "send its transcript as content"), _FUNCTION_CALL):
+        if fields.value(name) is not None:
+            refuse(fields.name(name), f"is not supported; {advice}", reason="UNSUPPORTED_FIELD")
+    filled = message.content or message.tool_calls or message.reasoning_content
+    if not filled and fields.value("content") is None:
+        refuse(fields.name("content"), "is required, unless there are tool_calls or a refusal")
+
+
+def _reasoning(fields: Fields) -> str:
+    """`reasoning_content`, or `reasoning`, as other servers name it, if that is a text."""
+    own = fields.text("reasoning_content")
+    other = fields.value("reasoning")
+    return own or (other if isinstance(other, str) else "")
 
 
 def _content(fields: Fields) -> str:
+    """The text of a message; a refusal is what an assistant said instead."""
     content = fields.value("content")
-    if content is None or isinstance(content, str):
-        return content or ""
+    if content is None:
+        return fields.text("refusal") or ""
+    if isinstance(content, str):
+        return content
     if not isinstance(content, list):
         refuse(fields.name("content"), f"must be a string or parts, got {describe_value(content)}")
     texts = []
     for index, item in enumerate(content):
         part = Fields(item, f"{fields.name('content')}[{index}]")
         kind = part.text("type")
-        if kind != "text":
+        if kind not in ("text", "refusal"):
             refuse(part.name("type"), f"only text parts are supported, got {describe_value(kind)}")
-        texts.append(part.text("text") or "")
-        part.refuse_unread()
+        texts.append(part.text(kind) or "")
     return "".join(texts)
 
 
 def _read_call(fields: Fields, call: inference_pb2.ToolCall) -> None:
+    """Read an earlier call. Its arguments may be any text: an answer can be cut inside them."""
     call.id = fields.text("id") or ""
-    fields.ignore("type", "index")
     function = fields.nested("function")
     if function is None:
         refuse(fields.name("function"), "is required")
     call.name = function.text("name") or ""
     call.arguments = function.text("arguments") or ""
-    try:
-        msgspec.json.decode(call.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        refuse(function.name("arguments"), f"must be JSON text: {error}")
-    function.refuse_unread()
-    fields.refuse_unread()
 
 
 def _read_template(fields: Fields, chat: inference_pb2.Chat) -> None:

@@ -3,9 +3,9 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
-from services.common.errors import FleetError
+from services.common.errors import FleetError, Violation
 
 _STATUS: Mapping[str, tuple[int, str]] = {
     "INVALID_ARGUMENT": (400, "invalid_request_error"),
@@ -36,8 +36,62 @@ _STOP_STRING = re.compile(r"stop\.stop_strings(\[\d+\])")
 _PREFIXES = ("sampling.", "stop.", "response.", "chat.", "routing.", "cache.")
 
 
-class PayloadTooLargeError(FleetError):
-    """The body is too long; HTTP has its own status for that, 413."""
+class HttpOnlyError(FleetError):
+    """An error of the caller for which HTTP has a status of its own."""
+
+    status: ClassVar[int]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        return {}
+
+
+class PayloadTooLargeError(HttpOnlyError):
+    """The body is too long."""
+
+    status = 413
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Close the connection: the rest of the body may still be on its way."""
+        return {"connection": "close"}
+
+
+class UnsupportedEncodingError(HttpOnlyError):
+    """The body has an encoding that is not read here."""
+
+    status = 415
+
+    @classmethod
+    def for_header(cls, name: str, value: str, accepted: str) -> "UnsupportedEncodingError":
+        """The header is refused; `accepted` are the values that it may have."""
+        return cls(
+            f"{name}: {value[:64]!r} is not supported; send {accepted}, or no {name}",
+            reason="UNSUPPORTED_ENCODING",
+            metadata={"accept-encoding": accepted},
+            violations=[Violation(name, "is not supported")],
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The encodings that may be sent instead."""
+        return {"accept-encoding": self.metadata["accept-encoding"]}
+
+
+class CrossOriginError(HttpOnlyError):
+    """A page of another origin may not call this server."""
+
+    status = 403
+
+
+def refuse_size(most: int) -> NoReturn:
+    """Refuse a body that is longer than `most` bytes.
+
+    Raises:
+        PayloadTooLargeError: always.
+    """
+    raise PayloadTooLargeError(f"the body is longer than {most} bytes", reason="PAYLOAD_TOO_LARGE")
 
 
 def param_of(field: str) -> str:
@@ -60,8 +114,8 @@ def param_of(field: str) -> str:
 
 def status_of(error: FleetError) -> int:
     """The HTTP status."""
-    if isinstance(error, PayloadTooLargeError):
-        return 413
+    if isinstance(error, HttpOnlyError):
+        return error.status
     return _STATUS.get(error.code.name, (500, ""))[0]
 
 
@@ -75,7 +129,7 @@ def body_of(error: FleetError) -> dict[str, Any]:
         if message.startswith(f"{field}:"):
             message = param + message.removeprefix(field)
     kind = _STATUS.get(error.code.name, (500, "server_error"))[1]
-    if isinstance(error, PayloadTooLargeError):
+    if isinstance(error, HttpOnlyError):
         kind = "invalid_request_error"
     code = error.reason.lower()
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -87,8 +141,8 @@ def headers_of(error: FleetError) -> dict[str, str]:
     headers = {"x-should-retry": "true" if status in (429, 503) else "false"}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if status == 413:
-        headers["connection"] = "close"
+    if isinstance(error, HttpOnlyError):
+        headers |= error.headers
     # The state of the quotas; gRPC callers find it in the ErrorInfo.
     headers |= {k: v for k, v in error.metadata.items() if k.startswith("x-ratelimit-")}
     return headers

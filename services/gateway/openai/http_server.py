@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from services.common.config.settings import ConfigError
 from services.common.rpc.tls_files import TlsFiles
+from services.gateway.openai.old_clients import EndByClosing
 
 MakeContext = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]
 
@@ -44,7 +45,7 @@ class HttpServer:
         _, cert_file, key_file = files.paths if files is not None else ("", "", "")
         self._server = _Embedded(
             uvicorn.Config(
-                app,
+                EndByClosing(app),
                 http="httptools",
                 ws="none",
                 lifespan="off",

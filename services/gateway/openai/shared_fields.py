@@ -16,6 +16,7 @@ IGNORED_FIELDS = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
 )
 MAX_INT = 2**31 - 1
@@ -43,9 +44,9 @@ def read_sampling(fields: Fields, request: inference_pb2.GenerateRequest) -> Non
     n = fields.integer("n", 0, MAX_INT)
     if n is not None:
         sampling.n = n
-    seed = fields.integer("seed", 0, 2**64 - 1)
+    seed = fields.integer("seed", -(2**63), 2**64 - 1)
     if seed is not None:
-        sampling.seed = seed
+        sampling.seed = seed % 2**64  # the engine counts from 0: -1 is the largest seed
     _read_bias(fields, sampling)
 
 

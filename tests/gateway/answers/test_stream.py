@@ -22,7 +22,7 @@ def parsing(**keys):
     return AnswerParsing(**{**given_keys, **keys}, token_bytes=lambda token_id: bytes([token_id]))
 
 
-def through(keys, sizes, text=TEXT, choice=0):
+def through(keys, sizes, text=TEXT, choice=0, reason="EOS"):
     """All messages of a stream whose tokens are bytes, in groups of these sizes."""
     stream = parsing(**keys).open_stream()
     raw, out, place, turn = text.encode(), [], 0, 0
@@ -33,7 +33,8 @@ def through(keys, sizes, text=TEXT, choice=0):
             delta.logprobs.add(token_id=token_id)
         out += stream.parse(pb.GenerateResponse(delta=delta).SerializeToString())
         place, turn = place + len(ids), turn + 1
-    out += stream.parse(pb.GenerateResponse(finished={"choice": choice}).SerializeToString())
+    finished = {"choice": choice, "reason": f"FINISH_REASON_{reason}"}
+    out += stream.parse(pb.GenerateResponse(finished=finished).SerializeToString())
     usage = pb.Usage(completion_tokens=len(raw))
     out += stream.parse(pb.GenerateResponse(summary={"usage": usage}).SerializeToString())
     return [pb.GenerateResponse.FromString(raw) for raw in out]
@@ -90,3 +91,60 @@ def test_short_ids_for_mistral():
     (call_id,) = {e.delta.tool_call.id for e in events if e.delta.tool_call.id}
     assert len(call_id) == 9
     assert call_id.isalnum()
+
+
+def content(events):
+    return "".join(event.delta.text for event in events if event.HasField("delta"))
+
+
+def call_names(events):
+    return [e.delta.tool_call.name for e in events if e.delta.tool_call.name]
+
+
+FIRST = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+CUT = ["MAX_TOKENS", "CONTEXT_FULL"]
+
+
+@pytest.mark.parametrize("start", ["closed", "free"])
+@pytest.mark.parametrize("reason", CUT)
+def test_a_required_call_shows_no_part_of_its_frame(start, reason):
+    """At any length; with a model that may reason first as well."""
+    for length in range(1, len(FIRST)):
+        keys = {"start": start, "calls_only": True}
+        events = through(keys, [3], FIRST[:length], reason=reason)
+        assert content(events) == "", length
+        assert call_names(events) in ([], ["f"])
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("reason", CUT)
+def test_a_second_call_that_was_cut_shows_none_either(required, reason):
+    for length in range(len(FIRST), 2 * len(FIRST)):
+        keys = {"start": "closed", "calls_only": required}
+        events = through(keys, [4], (FIRST * 2)[:length], reason=reason)
+        assert content(events) == "", length
+        assert call_names(events)[0] == "f"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "shown"),
+    [
+        ("Well. <tool_ca", "MAX_TOKENS", "Well."),
+        ("<tool_call", "CONTEXT_FULL", ""),
+        ("<tool_call", "EOS", "<tool_call"),
+        ("Well. <tool_ca", "STOP_STRING", "Well. <tool_ca"),
+        ("a <", "MAX_TOKENS", "a <"),
+        (FIRST + "a <", "MAX_TOKENS", "a <"),
+        (FIRST + "<", "EOS", "<"),
+        ("a < b", "MAX_TOKENS", "a < b"),
+    ],
+)
+def test_the_beginning_of_a_mark_in_a_free_answer(text, reason, shown):
+    assert content(through({"start": "closed"}, [5], text, reason=reason)) == shown
+
+
+def test_reasoning_that_was_cut_has_no_piece_of_its_end_mark():
+    events = through({}, [3], "hm</thi", reason="MAX_TOKENS")
+    assert "".join(event.delta.reasoning for event in events) == "hm"
+    events = through({"start": "free"}, [3], "<thi", reason="MAX_TOKENS")
+    assert content(events) == ""

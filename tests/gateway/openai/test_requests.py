@@ -194,10 +194,13 @@ def call(arguments):
         ({"role": "tool", "content": "done", "tool_call_id": ""}, "tool_call_id"),
         ({"role": "assistant"}, "content"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "content"),
+        ({"role": "assistant", "content": None, "refusal": None, "reasoning": {}}, "content"),
         (
-            {"role": "assistant", "tool_calls": [call("{}"), call('{"a": ')]},
+            {"role": "assistant", "tool_calls": [call("{}"), call(5)]},
             "tool_calls[1].function.arguments",
         ),
+        ({"role": "assistant", "content": "x", "audio": {"id": "a"}}, "audio"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "function_call"),
     ],
 )
 def test_a_history_that_cannot_have_been(message, field):
@@ -213,7 +216,76 @@ def test_a_history_that_cannot_have_been(message, field):
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": None, "tool_calls": [call('{"a": 1}')]},
         {"role": "assistant", "tool_calls": [call("")]},
+        {"role": "assistant", "content": None, "reasoning": "hm"},
     ],
 )
 def test_a_history_that_may_have_been(message):
     parse_chat({"messages": [message]})
+
+
+def read(*messages):
+    return parse_chat({"messages": list(messages)}).requests[0].chat.messages
+
+
+LABELS = {
+    "id": "msg_1",
+    "cache_control": {"type": "ephemeral"},
+    "annotations": [],
+    "audio": None,
+    "function_call": None,
+    "parsed": {"a": 1},
+    "provider_specific_fields": {"a": [1]},
+}
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_a_field_of_a_message_that_nobody_knows_is_ignored(role):
+    plain = {"role": role, "content": "x", "tool_call_id": "c"}
+    parts = [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}, "id": 5}]
+    marked = {**plain, **LABELS, "refusal": None}
+    assert read(marked)[0] == read(plain)[0] == read({**marked, "content": parts})[0]
+
+
+def test_a_call_with_what_clients_add_is_taken_back():
+    plain = call('{"a": 1}')
+    added = {**plain["function"], "parsed_arguments": {"a": 1}}
+    marked = {**plain, "index": 0, "extra_content": {}, "function": added}
+    messages = [{"role": "assistant", "tool_calls": [made]} for made in (plain, marked)]
+    assert read(messages[0])[0] == read(messages[1])[0]
+
+
+def test_reasoning_is_taken_under_both_names():
+    for name in ("reasoning", "reasoning_content"):
+        (message,) = read({"role": "assistant", "content": "x", name: "hm"})
+        assert message.reasoning_content == "hm"
+
+
+def test_a_refusal_is_what_was_said_instead_of_content():
+    part = [{"type": "refusal", "refusal": "No."}]
+    for said in ({"refusal": "No."}, {"content": None, "refusal": "No."}, {"content": part}):
+        (message,) = read({"role": "assistant", **said})
+        assert message.content == "No."
+
+
+@pytest.mark.parametrize("arguments", ['{\n  "d', "[" * 100_000, "", "x", '"', "{}"])
+@pytest.mark.parametrize("template", [WITH_TOOLS, WITHOUT_TOOLS])
+def test_a_call_that_was_cut_is_taken_back(template, arguments):
+    body = {"messages": [{"role": "assistant", "tool_calls": [call(arguments)]}]}
+    (request,) = parse_chat(body).requests
+    assert request.chat.messages[0].tool_calls[0].arguments == arguments
+    assert render_chat(template, request.chat)
+
+
+@pytest.mark.parametrize(
+    ("seed", "sent"),
+    [(-1, 2**64 - 1), (-9007199254740991, 2**64 - 9007199254740991), (-(2**63), 2**63), (7, 7)],
+)
+def test_a_seed_is_any_64_bit_integer(seed, sent):
+    (request,) = parse_completion({"prompt": "x", "seed": seed}).requests
+    assert request.sampling.seed == sent
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, "1"])
+def test_what_is_no_seed(seed):
+    with pytest.raises(InvalidArgumentError, match="seed"):
+        parse_completion({"prompt": "x", "seed": seed})

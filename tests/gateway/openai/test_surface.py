@@ -1,10 +1,14 @@
 """Every field and endpoint of docs/openai.md does what the page says."""
 
+import inspect
 import re
 from pathlib import Path
 
 import openai
 import pytest
+
+from services.common.errors import InvalidArgumentError
+from services.gateway.openai.chat_request import parse_chat
 
 PAGE = (Path(__file__).parents[3] / "docs" / "openai.md").read_text()
 MODEL = "tiny"
@@ -39,11 +43,13 @@ CHAT = {
     "store": True,
     "service_tier": "flex",
     "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
     "prompt_cache_retention": "24h",
     "audio": {"voice": "alloy", "format": "wav"},
     "prediction": {"type": "content", "content": "x"},
     "verbosity": "low",
     "web_search_options": {},
+    "moderation": {"model": "x"},
     "functions": [],
     "function_call": "auto",
 }
@@ -99,6 +105,15 @@ async def test_each_field(http, engine, heading, path, samples, base):
             assert sent(engine.requests[-1]) == sent(engine.requests[0]), field
 
 
+def test_every_parameter_of_the_openai_package_has_a_row():
+    own = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    resources = openai.resources
+    chat = set(inspect.signature(resources.chat.Completions.create).parameters) - own
+    assert chat <= rows("/v1/chat/completions").keys()
+    text = set(inspect.signature(resources.Completions.create).parameters) - own
+    assert text <= rows("/v1/completions").keys() | rows("/v1/chat/completions").keys()
+
+
 def sent(request):
     """The request that an engine got, without the fields that always differ."""
     kept = type(request)()
@@ -106,6 +121,40 @@ def sent(request):
     kept.request.request_id = ""
     kept.request.ClearField("sampling")
     return kept.request.stop, kept.request.token_ids, kept.request.constraint, kept.request.response
+
+
+MESSAGE = {
+    "role": "system",
+    "content": [{"type": "refusal", "refusal": "y"}],
+    "refusal": "No.",
+    "name": "me",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{"}}],
+    "tool_call_id": "c",
+    "reasoning_content": "hm",
+    "audio": {"id": "a"},
+    "function_call": {"name": "f", "arguments": "{}"},
+    "annotations": [{"type": "url_citation"}],
+    "cache_control": {"type": "ephemeral"},
+    "id": "msg_1",
+    "parsed": {"a": 1},
+}
+
+
+def test_each_field_of_a_message():
+    part = PAGE.split("\n## Messages\n")[1].split("\n## ")[0]
+    table = dict(re.findall(r"^\| `(\w+)` \| (taken|ignored|refused) \|", part, re.MULTILINE))
+    assert table.keys() == MESSAGE.keys()
+    for field, what in table.items():
+        plain = {"role": "assistant", "content": None if field == "refusal" else "x"}
+        sent = [{**plain, field: MESSAGE[field]}]
+        if what == "refused":
+            with pytest.raises(InvalidArgumentError) as caught:
+                parse_chat({"messages": sent})
+            assert caught.value.violations[0].field == f"messages[0].{field}"
+            continue
+        (message,) = parse_chat({"messages": sent}).requests[0].chat.messages
+        without = type(message)(role="assistant", content=plain["content"] or "")
+        assert (message == without) is (what == "ignored"), field
 
 
 async def test_each_endpoint_that_is_not_supported(http):

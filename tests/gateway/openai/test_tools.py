@@ -3,7 +3,6 @@
 import json
 
 import openai
-import pydantic
 import pytest
 
 from services.common import errors
@@ -109,20 +108,6 @@ class TestCalls:
         assert len({call.id for call in message.tool_calls}) == 2
         assert message.content == "Well."
 
-    async def test_models_of_pydantic(self, client, engine):
-        class LogReading(pydantic.BaseModel):
-            name: str
-            values: list[int]
-
-        arguments = '{"name": "x", "values": [1]}'
-        engine.reply = CALL.replace(ARGUMENTS, arguments).replace("log_reading", "LogReading")
-        tool = openai.pydantic_function_tool(LogReading)
-        answer = await client.chat.completions.parse(model=MODEL, messages=HI, tools=[tool])
-        (call,) = answer.choices[0].message.tool_calls
-        assert call.function.parsed_arguments == LogReading(name="x", values=[1])
-        tag = json.loads(engine.requests[0].request.constraint.structural_tag)
-        assert tag["format"]["type"] == "triggered_tags"  # this client sets strict
-
     async def test_each_choice_has_its_own(self, client, engine):
         engine.reply = CALL
         answer = await whole(client, tools=[TOOL], n=2)
@@ -138,6 +123,35 @@ class TestCalls:
         assert answer.message.tool_calls is None
         assert answer.finish_reason == "stop"
         assert not engine.requests[0].request.HasField("constraint")
+
+    @pytest.mark.parametrize("most", [1, 2, 4, 10, 14])
+    async def test_cut_inside_the_first_mark_is_no_content(self, client, engine, most):
+        engine.reply = CALL
+        fields = {"tools": [TOOL], "tool_choice": "required", "max_tokens": most}
+        answer = (await whole(client, **fields)).choices[0]
+        assert (answer.message.content or "", answer.finish_reason) == ("", "length")
+        assert answer.message.tool_calls is None
+        choices, _ = await streamed(client, **fields)
+        assert (choices[0]["content"], choices[0]["calls"]) == ("", [])
+
+    @pytest.mark.parametrize("more", [1, 2, 6, 12, 20])
+    async def test_a_second_call_that_is_cut_is_no_content(self, client, engine, more):
+        engine.reply = f"{CALL}\n{CALL}"
+        fields = {"tools": [TOOL], "tool_choice": "required", "max_tokens": len(CALL) + more}
+        answer = (await whole(client, **fields)).choices[0]
+        assert (answer.message.content, answer.finish_reason) == (None, "length")
+        assert [call.function.arguments for call in answer.message.tool_calls] == [ARGUMENTS]
+        choices, _ = await streamed(client, **fields)
+        assert (choices[0]["content"], len(choices[0]["calls"])) == ("", 1)
+
+    async def test_a_call_that_was_cut_goes_back_into_the_conversation(self, client, engine):
+        engine.reply = CALL
+        fields = {"tools": [TOOL], "tool_choice": "required", "max_tokens": CALL.index("values")}
+        cut = (await whole(client, **fields)).choices[0].message
+        result = {"role": "tool", "tool_call_id": cut.tool_calls[0].id, "content": "cut"}
+        engine.reply = "Again."
+        again = await whole(client, tools=[TOOL], messages=[*HI, cut, result])
+        assert again.choices[0].message.content == "Again."
 
     async def test_cut_inside_the_arguments_is_length(self, client, engine):
         engine.reply = CALL
