@@ -10,4 +10,5 @@ sse.py              writes server-sent events
 answer_format.py, chat_format.py, completion_format.py, logprobs.py        protobuf → JSON
 errors.py           the fleet's errors in OpenAI's form
 http_server.py      uvicorn inside the gateway's event loop
+http_connection.py, http_bounds.py   what a connection may send, and how slowly
 """
