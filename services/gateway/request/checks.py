@@ -24,6 +24,10 @@ from services.gateway.answers.tools import MAX_TOOLS
 MAX_CHOICE_TEXTS = 1000
 MAX_CONSTRAINT_CHARS = 64 * 1024
 MAX_MESSAGES = 4096
+# Of Tokenize. Its answer holds the text and up to 4 bytes for each byte of it, and must be shorter
+# than a message may be. No text of a usual language has as many bytes in a token as the second.
+MAX_TOKENIZED_BYTES = 3 * 1024 * 1024
+MAX_TOKENIZED_BYTES_PER_TOKEN = 16
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -122,6 +126,29 @@ def check_chat(chat: inference_pb2.Chat) -> None:
     ):
         if len(parts) > most:
             refuse(field, f"at most {most}, got {len(parts)}")
+
+
+def check_text_to_tokenize(field: str, text: str, max_model_len: int) -> None:
+    """Refuse a text that Tokenize would spend seconds on.
+
+    Raises:
+        InvalidArgumentError: names the field.
+    """
+    most = min(MAX_TOKENIZED_BYTES, MAX_TOKENIZED_BYTES_PER_TOKEN * max_model_len)
+    size = len(text.encode())
+    if size > most:
+        refuse(field, f"at most {most} bytes can be tokenized at once, got {size}")
+
+
+def check_ids_to_decode(ids: Collection[int], vocab_size: int, max_model_len: int) -> None:
+    """Refuse token ids that Detokenize does not take.
+
+    Raises:
+        InvalidArgumentError: names the field.
+    """
+    if len(ids) > max_model_len:
+        refuse("token_ids", f"at most {max_model_len}, the model's context; got {len(ids)}")
+    _check_ids("token_ids", ids, vocab_size)
 
 
 def _check_id_list(field: str, ids: Collection[int], vocab_size: int) -> None:
