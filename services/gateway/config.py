@@ -84,6 +84,9 @@ class GatewayConfig(EtcdKeys, RedisKeys, ServiceConfig):
         3.0, "how long to try to reach a balancer", unit="seconds", low=0
     )
     text_threads: int = setting(2, "threads that render and tokenize long prompts", low=1, high=64)
+    template_timeout_s: float = setting(
+        5.0, "time for a chat template to render one chat", unit="seconds", low=0.1, high=600
+    )
     http_head_timeout_s: float = setting(
         10.0, "time for the head of an HTTP request, from its first byte", unit="seconds", low=0.1
     )

@@ -25,6 +25,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.catalog import Catalog
 from services.gateway.models.fleet_registry import FleetRegistry
+from services.gateway.models.renderer import Renderer
 from services.gateway.models.text_store import TextStore
 from services.gateway.openai.app import make_app
 from services.gateway.openai.http_bounds import HttpBounds
@@ -135,6 +136,8 @@ class GatewayService:
         # Threads of their own, so that the prompts of generations never wait for these calls.
         calls_pool = ThreadPoolExecutor(max(config.text_threads // 2, 1), "text-calls")
         stack.callback(calls_pool.shutdown, wait=False, cancel_futures=True)
+        renderer = Renderer(timeout_s=config.template_timeout_s, processes=config.text_threads)
+        stack.push_async_callback(renderer.close)
         metrics_server = MetricsServer(
             series, lambda: self._serving, self._telemetry.log_level, membership.token
         )
@@ -154,7 +157,9 @@ class GatewayService:
         stack.push_async_callback(recorder.close)
         metrics = GatewayMetrics(series)
         dependencies = Dependencies(
-            admission=RequestAdmission(catalog, texts, pool, tracer, calls_pool=calls_pool),
+            admission=RequestAdmission(
+                catalog, texts, pool, tracer, calls_pool=calls_pool, renderer=renderer
+            ),
             balancers=balancers,
             in_flight=InFlight(),
             metrics=metrics,

@@ -20,10 +20,11 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.block_hash import effective_salt
 from services.common.errors import InvalidArgumentError
 from services.common.rpc.continuation import StreamLedger
-from services.common.text import chat_ids, render_chat
+from services.common.text import chat_ids
 from services.gateway.answers.plan import AnswerPlan, plan_answer
 from services.gateway.answers.tools import read_tools
 from services.gateway.models.catalog import Catalog, ModelView
+from services.gateway.models.renderer import INLINE_CHARS, Renderer
 from services.gateway.models.text_store import ModelText, TextStore
 from services.gateway.request.checks import (
     check_chat,
@@ -34,8 +35,6 @@ from services.gateway.request.checks import (
 )
 
 T = TypeVar("T")
-# Shorter texts are processed faster than a thread wakes up.
-INLINE_CHARS = 2048
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class RequestAdmission:
     Args:
         pool: threads that render and tokenize long prompts.
         calls_pool: the same for Tokenize and Detokenize.
+        renderer: renders chats, within limits.
     """
 
     def __init__(
@@ -67,11 +67,13 @@ class RequestAdmission:
         tracer: trace.Tracer,
         *,
         calls_pool: Executor,
+        renderer: Renderer,
     ) -> None:
         self._catalog = catalog
         self._texts = texts
         self._pool = pool
         self._calls_pool = calls_pool
+        self._renderer = renderer
         self._tracer = tracer
 
     async def admit(
@@ -132,7 +134,7 @@ class RequestAdmission:
         if kind == "chat":
             check_chat(request.chat)
             _check_contents(request.chat, text, model.max_model_len)
-            rendered = await self._render(text, request.chat, self._calls_pool)
+            rendered = await self._renderer.render(text.template, request.chat, self._calls_pool)
         _check_text_length(rendered, text, model.max_model_len, kind)
         check_text_to_tokenize(kind, rendered, model.max_model_len)
         ids = await self._tokenize(text, request, rendered, self._calls_pool)
@@ -168,7 +170,7 @@ class RequestAdmission:
             use = read_tools(request.chat)
             _check_contents(request.chat, text, model.max_model_len)
             with self._tracer.start_as_current_span("render", context=context):
-                rendered = await self._render(text, request.chat, self._pool)
+                rendered = await self._renderer.render(text.template, request.chat, self._pool)
             engine = model.engines[0]
             profile = text.profile.configured(engine.tool_parser, engine.reasoning_parser)
             plan = plan_answer(request, use, profile, rendered, text.tokenizer.token_bytes)
@@ -195,11 +197,6 @@ class RequestAdmission:
         plain = request.WhichOneof("prompt") == "text"
         encode = partial(text.tokenizer.encode, rendered, add_special_tokens=plain)
         return await self._run(len(rendered), encode, pool)
-
-    async def _render(self, text: ModelText, chat: inference_pb2.Chat, pool: Executor) -> str:
-        size = sum(len(message.content) for message in chat.messages)
-        size += sum(tool.ByteSize() for tool in chat.tools)
-        return await self._run(size, lambda: render_chat(text.template, chat), pool)
 
     @staticmethod
     async def _run(size: int, work: Callable[[], T], pool: Executor) -> T:

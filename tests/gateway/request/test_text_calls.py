@@ -55,7 +55,12 @@ def admission(tokenizer):
     catalog = SimpleNamespace(find=lambda *_: model)
     with ThreadPoolExecutor(1, "text") as pool, ThreadPoolExecutor(1, "text-calls") as calls:
         yield RequestAdmission(
-            catalog, SimpleNamespace(get=get), pool, trace.NoOpTracer(), calls_pool=calls
+            catalog,
+            SimpleNamespace(get=get),
+            pool,
+            trace.NoOpTracer(),
+            calls_pool=calls,
+            renderer=None,  # nothing here may be rendered
         )
 
 
@@ -96,8 +101,7 @@ async def test_a_long_context_does_not_lift_the_bound(admission, tokenizer):
     assert str(MAX_TOKENIZED_BYTES) in error.message
 
 
-async def test_a_chat_has_the_length_check_of_generate(admission, monkeypatch):
-    monkeypatch.setattr("services.gateway.request.admission.render_chat", lambda *_: 1 / 0)
+async def test_a_chat_has_the_length_check_of_generate(admission):
     chat = {"messages": [{"role": "user", "content": "a" * 128 * CONTEXT}]}
     error = await refusal(admission.tokenize(Tokenize(chat=chat)))
     assert error.reason == "CONTEXT_LENGTH_EXCEEDED"
