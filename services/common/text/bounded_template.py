@@ -6,13 +6,13 @@ and added texts check both limits. A single operation of Python cannot be interr
 must be rendered in a process that can be killed. Outside of `limited` nothing is checked.
 """
 
-import contextlib
 import functools
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
+import jinja2
 import jinja2.nodes as n
 import jinja2.utils
 import jinja2.visitor
@@ -23,29 +23,55 @@ class TemplateTooCostlyError(Exception):
     """A limit of time or size is exceeded."""
 
 
-class _Limits(threading.local):
-    until_s: float | None = None
-    cpu_until_s = 0.0
-    max_chars = 0
+class _Limits:
+    def __init__(self, seconds: float, max_chars: int) -> None:
+        self.max_chars = max_chars
+        self.until_s = time.monotonic() + seconds
+        self._seconds = seconds
+        self._cpu_until_s: float | None = None
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.until_s:
+            self._check_cpu()
+
+    def check_size(self, size: int) -> None:
+        if size > self.max_chars:
+            raise TemplateTooCostlyError(f"makes more than {self.max_chars} characters")
+        self.check_time()
+
+    def _check_cpu(self) -> None:
+        """Other threads and processes do not count: give the thread its own time once more."""
+        if self._cpu_until_s is None:
+            self._cpu_until_s = time.thread_time() + self._seconds
+        elif time.thread_time() > self._cpu_until_s:
+            raise TemplateTooCostlyError("takes too long")
 
 
-_limits = _Limits()
+class _Current(threading.local):
+    limits: _Limits | None = None
 
 
-@contextlib.contextmanager
-def limited(seconds: float, max_chars: int) -> Iterator[None]:
+_current = _Current()
+
+
+class limited:
     """Limit what templates do in this thread.
 
     Args:
-        seconds: of this thread's processor time: other threads and processes do not count.
+        seconds: of the clock, and then again of this thread's processor time.
         max_chars: of each text, or items of each list, that a template makes.
     """
-    _limits.until_s, _limits.max_chars = time.monotonic() + seconds, max_chars
-    _limits.cpu_until_s = time.thread_time() + seconds
-    try:
-        yield
-    finally:
-        _limits.until_s = None
+
+    __slots__ = ("_limits",)
+
+    def __init__(self, seconds: float, max_chars: int) -> None:
+        self._limits = _Limits(seconds, max_chars)
+
+    def __enter__(self) -> None:
+        _current.limits = self._limits
+
+    def __exit__(self, *_: object) -> None:
+        _current.limits = None
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -56,72 +82,89 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """
 
     # Also: these are not computed while a template is compiled.
-    intercepted_binops = frozenset({"+", "%", "*", "**"})
+    intercepted_binops = frozenset({"%", "*", "**"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.globals["namespace"] = _Namespace
+        self.filters.update({_TICK: _tick, _ADD: _add, _JOIN: _join})
 
     def check_filters(self) -> None:
         """Check the sizes of what filters make; call it when the environment has all of them."""
         for name in ("join", "replace", "tojson", "string"):
             self.filters[name] = _checked(self.filters[name])
 
-    def tick(self) -> None:
-        """Called at the start of each turn of a loop and of each macro."""
-        _check(0)
-
-    def join_parts(self, *parts: Any) -> str:
-        """What `a ~ b` does."""
-        return self.concat(map(str, parts))
-
-    def concat(self, parts: Iterable[str]) -> str:
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
         """Join the output of a template, a macro or a block."""
-        if _limits.until_s is None:
+        limits = _current.limits
+        if limits is None:
             return "".join(parts)
-        kept, size = [], 0
+        kept, size, most = [], 0, limits.max_chars
         for part in parts:
             size += len(part)
-            _check(size)
+            if size > most:
+                limits.check_size(size)
             kept.append(part)
         return "".join(kept)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operator that may make something large."""
-        if _limits.until_s is not None:
-            sized = isinstance(left, str | list | tuple)
-            if operator == "+":
-                _check(len(left) + len(right) if sized and hasattr(right, "__len__") else 0)
-            elif sized or isinstance(right, str | list | tuple):
-                raise TemplateTooCostlyError(f"{operator} of a text or a list")
+        """Compute an operator that may make something large of a text or a list."""
+        if _current.limits is not None and (isinstance(left, _SIZED) or isinstance(right, _SIZED)):
+            raise TemplateTooCostlyError(f"computes {operator} of a text or a list")
         return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> n.Template:
         tree = super()._parse(source, name, filename)
         loops: list[n.For | n.Macro] = [*tree.find_all(n.For), *tree.find_all(n.Macro)]
         for loop in loops:
-            loop.body.insert(0, self._node(n.ExprStmt(self._call("tick", [])), loop.lineno))
-        _Joins(self).visit(tree)
+            tick = n.ExprStmt(_filter(n.Const(None), _TICK, []))
+            loop.body.insert(0, tick)
+        _Operators().visit(tree)
+        tree.set_environment(self)
         return tree
 
-    def _call(self, method: str, arguments: list[n.Expr]) -> n.Call:
-        return n.Call(n.EnvironmentAttribute(method), arguments, [], None, None)
 
-    def _node(self, node: Any, line: int) -> Any:
-        return node.set_lineno(line).set_environment(self)
+class _Operators(jinja2.visitor.NodeTransformer):
+    """Makes filters of `a + b` and `a ~ b`: jinja calls these without the sandbox's own cost."""
 
-
-class _Joins(jinja2.visitor.NodeTransformer):
-    """Makes `a ~ b` a call of `join_parts`."""
-
-    def __init__(self, environment: BoundedEnvironment) -> None:
-        self._environment = environment
+    def visit_Add(self, node: n.Add) -> n.Node:
+        self.generic_visit(node)
+        return _filter(node.left, _ADD, [node.right], node.lineno)
 
     def visit_Concat(self, node: n.Concat) -> n.Node:
         self.generic_visit(node)
-        call = self._environment._call("join_parts", node.nodes)
-        made: n.Node = self._environment._node(call, node.lineno)
-        return made
+        return _filter(node.nodes[0], _JOIN, node.nodes[1:], node.lineno)
+
+
+# No name that a template can write.
+_TICK, _ADD, _JOIN = "(tick)", "(add)", "(join)"
+OPERATORS = frozenset({_TICK, _ADD, _JOIN})
+_SIZED = (str, list, tuple)
+
+
+def _filter(value: n.Expr, name: str, arguments: list[n.Expr], line: int = 1) -> n.Filter:
+    return n.Filter(value, name, arguments, [], None, None, lineno=line)
+
+
+# With the context, because jinja2 computes other filters of constants while it compiles.
+@jinja2.pass_context
+def _tick(_: object, nothing: None) -> None:
+    if _current.limits is not None:
+        _current.limits.check_time()
+
+
+@jinja2.pass_context
+def _add(_: object, left: Any, right: Any) -> Any:
+    made = left + right
+    if _current.limits is not None and isinstance(made, _SIZED):
+        _current.limits.check_size(len(made))
+    return made
+
+
+@jinja2.pass_context
+def _join(_: object, *parts: Any) -> str:
+    return BoundedEnvironment.concat(map(str, parts))
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -129,22 +172,12 @@ class _Namespace(jinja2.utils.Namespace):
         return "<Namespace>"  # jinja2's own would print what namespaces hold, nested
 
 
-def _check(size: int) -> None:
-    until_s = _limits.until_s
-    if until_s is None:
-        return
-    if size > _limits.max_chars:
-        raise TemplateTooCostlyError(f"makes more than {_limits.max_chars} characters")
-    # The second clock costs more, and is never ahead of the first.
-    if time.monotonic() > until_s and time.thread_time() > _limits.cpu_until_s:
-        raise TemplateTooCostlyError("takes too long")
-
-
 def _checked(make: Any) -> Any:
     @functools.wraps(make)  # also copies the mark of filters that take the environment
     def make_checked(*arguments: Any, **options: Any) -> Any:
         made = make(*arguments, **options)
-        _check(len(made))
+        if _current.limits is not None:
+            _current.limits.check_size(len(made))
         return made
 
     return make_checked

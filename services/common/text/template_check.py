@@ -10,12 +10,14 @@ from collections.abc import Iterable
 
 import jinja2.nodes as n
 
+from services.common.text.bounded_template import OPERATORS
+
 MAX_SOURCE_CHARS = 64 * 1024
 _NODES = (
     n.Template, n.Output, n.TemplateData, n.Const, n.Name, n.NSRef, n.Getattr, n.Getitem, n.Slice,
     n.If, n.CondExpr, n.For, n.Assign, n.AssignBlock, n.Macro, n.Scope, n.Break, n.Continue,
-    n.Filter, n.Test, n.Call, n.Keyword, n.Compare, n.Operand, n.And, n.Or, n.Not, n.Add, n.Sub,
-    n.Mod, n.Neg, n.Pos, n.List, n.Tuple, n.Dict, n.Pair, n.ExprStmt, n.EnvironmentAttribute,
+    n.Filter, n.Test, n.Call, n.Keyword, n.Compare, n.Operand, n.And, n.Or, n.Not, n.Sub,
+    n.Mod, n.Neg, n.Pos, n.List, n.Tuple, n.Dict, n.Pair, n.ExprStmt,
 )  # fmt: skip
 
 
@@ -42,7 +44,11 @@ _MAX_INSERTED = 8
 
 
 def is_bounded(tree: n.Template, source: str) -> bool:
-    """Whether a parsed template may be rendered within `bounded_template.limited`."""
+    """Whether a template may be rendered within `bounded_template.limited`.
+
+    Args:
+        tree: as BoundedEnvironment parsed the source.
+    """
     if len(source) > MAX_SOURCE_CHARS:
         return False
     macros = {macro.name for macro in tree.find_all(n.Macro)}
@@ -67,7 +73,7 @@ def _is_allowed(node: n.Node, callable_names: Iterable[str]) -> bool:
         case n.Dict():
             return _constant(pair.value for pair in node.items)
         case n.Filter():
-            return node.name in _FILTERS and _filter_allowed(node)
+            return node.name in OPERATORS or (node.name in _FILTERS and _filter_allowed(node))
         case n.Call():
             return _call_allowed(node, callable_names)
     return True
@@ -86,8 +92,6 @@ def _call_allowed(node: n.Call, callable_names: Iterable[str]) -> bool:
     if node.dyn_args or node.dyn_kwargs:
         return False
     target = node.node
-    if isinstance(target, n.EnvironmentAttribute):
-        return True  # made by BoundedEnvironment
     if isinstance(target, n.Getattr):
         return target.attr in _METHODS and _arguments_allowed(target.attr, node)
     if not isinstance(target, n.Name) or target.name not in callable_names:

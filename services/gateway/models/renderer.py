@@ -59,20 +59,23 @@ class Renderer:
             try:
                 return await _in(
                     None if short else pool,
-                    self._render_limited,
+                    _render_limited,
                     template,
                     chat,
                     INLINE_S if short else self._timeout_s,
+                    BASE_CHARS + CHARS_PER_CHAR * size,
                 )
             except TemplateTooCostlyError as error:
                 if not short:
                     refuse_costly(str(error))
         return await self._processes.render(template, chat)
 
-    @staticmethod
-    def _render_limited(template: ChatTemplate, chat: inference_pb2.Chat, seconds: float) -> str:
-        with limited(seconds, BASE_CHARS + CHARS_PER_CHAR * chat.ByteSize()):
-            return render_chat(template, chat)
+
+def _render_limited(
+    template: ChatTemplate, chat: inference_pb2.Chat, seconds: float, max_chars: int
+) -> str:
+    with limited(seconds, max_chars):
+        return render_chat(template, chat)
 
 
 async def _in(pool: Executor | None, work: Callable[..., str], *arguments: Any) -> str:
