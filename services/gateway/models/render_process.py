@@ -33,6 +33,7 @@ class RenderProcesses:
         self._timeout_s = timeout_s
         self._idle: list[Process] = []
         self._busy: set[Process] = set()
+        self._ending: set[asyncio.Task[int]] = set()
 
     async def render(self, template: ChatTemplate, chat: inference_pb2.Chat) -> str:
         """The text of a chat; a caller that is cancelled ends its process.
@@ -50,15 +51,15 @@ class RenderProcesses:
                     outcome = await _exchange(process, template, chat)
                 done = True
             except TimeoutError:
-                refuse_costly(f"takes longer than {self._timeout_s:g} s")
+                _refuse_costly(f"takes longer than {self._timeout_s:g} s")
             except (OSError, EOFError, ValueError):
-                refuse_costly("ends the process that renders it, e.g. for its memory")
+                _refuse_costly("ends the process that renders it, e.g. for its memory")
             finally:
                 self._busy.discard(process)
                 if done:
                     self._idle.append(process)
                 else:
-                    _kill(process)
+                    self._end(process)
         if outcome.problem:
             raise InvalidArgumentError.for_field(
                 outcome.field, outcome.problem, reason="CHAT_TEMPLATE"
@@ -70,9 +71,17 @@ class RenderProcesses:
         processes = [*self._idle, *self._busy]
         self._idle.clear()
         for process in processes:
-            _kill(process)
-        for process in processes:
-            await process.wait()
+            self._end(process)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _end(self, process: Process) -> None:
+        """Kill a process; `close` waits until all have ended."""
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        ending = asyncio.ensure_future(process.wait())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
@@ -85,7 +94,7 @@ class RenderProcesses:
             async with asyncio.timeout(START_S):
                 await _read_frame(process)
         except (TimeoutError, OSError, EOFError) as error:
-            _kill(process)
+            self._end(process)
             log.warning("a process that renders chats did not start: %s", type(error).__name__)
             raise UnavailableError(
                 "the model's chat template cannot be rendered now: its process did not start",
@@ -93,17 +102,12 @@ class RenderProcesses:
                 retry_after_s=1,
             ) from error
         except BaseException:
-            _kill(process)
+            self._end(process)
             raise
         return process
 
 
-def refuse_costly(problem: str) -> NoReturn:
-    """Raise the error of a chat whose template exceeds a limit.
-
-    Raises:
-        InvalidArgumentError: always.
-    """
+def _refuse_costly(problem: str) -> NoReturn:
     raise InvalidArgumentError.for_field(
         "chat", f"the model's chat template {problem} with it", reason="CHAT_TEMPLATE"
     )
@@ -124,8 +128,3 @@ async def _read_frame(process: Process) -> bytes:
     if length > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {length} bytes")
     return await process.stdout.readexactly(length)
-
-
-def _kill(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()

@@ -1,11 +1,12 @@
 """Renders chats with limits of time and size, whatever the model's template does.
 
 Most templates are bounded (services.common.text.template_check): a short chat is rendered at once
-and a long one in a thread, both within limits. Any other template, and what exceeds the limits on
-the event loop, is rendered by a process that can be killed.
+and a long one in a thread, both within limits. Any other template, and what exceeds these limits,
+is rendered by a process that can be killed.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -14,11 +15,12 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.text import ChatTemplate, render_chat
 from services.common.text.bounded_template import TemplateTooCostlyError, limited
 from services.common.text.chat_template import Template
-from services.gateway.models.render_process import RenderProcesses, refuse_costly
+from services.gateway.models.render_process import RenderProcesses
 
 # Shorter chats are rendered faster than a thread wakes up.
 INLINE_CHARS = 2048
 INLINE_S = 0.05
+THREAD_S = 1.0
 # A longer one is rendered by a process: one operation on it may take long.
 THREAD_CHARS = 512 * 1024
 # A text that a template makes: this, and so many times what it got.
@@ -34,7 +36,6 @@ class Renderer:
     """
 
     def __init__(self, *, timeout_s: float, processes: int) -> None:
-        self._timeout_s = timeout_s
         self._processes = RenderProcesses(processes, timeout_s=timeout_s)
 
     async def close(self) -> None:
@@ -56,18 +57,10 @@ class Renderer:
             return await _in(pool if size > INLINE_CHARS else None, render_chat, template, chat)
         if template.bounded and size <= THREAD_CHARS:
             short = size <= INLINE_CHARS
-            try:
-                return await _in(
-                    None if short else pool,
-                    _render_limited,
-                    template,
-                    chat,
-                    INLINE_S if short else self._timeout_s,
-                    BASE_CHARS + CHARS_PER_CHAR * size,
-                )
-            except TemplateTooCostlyError as error:
-                if not short:
-                    refuse_costly(str(error))
+            seconds, most = INLINE_S if short else THREAD_S, BASE_CHARS + CHARS_PER_CHAR * size
+            where = None if short else pool
+            with contextlib.suppress(TemplateTooCostlyError):  # the process may take longer
+                return await _in(where, _render_limited, template, chat, seconds, most)
         return await self._processes.render(template, chat)
 
 

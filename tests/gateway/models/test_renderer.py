@@ -8,7 +8,8 @@ import pytest
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
-from services.common.text import ChatTemplate, TextAssets
+from services.common.text import ChatTemplate, TextAssets, render_chat
+from services.common.text.bounded_template import TemplateTooCostlyError, limited
 from services.common.text.byte_level import CHATML
 from services.gateway.models.renderer import Renderer
 
@@ -75,7 +76,7 @@ async def test_an_endless_loop_ends_and_the_loop_goes_on(hasty, pool):
     assert looping.bounded
     for text in ("hi", "a" * 10_000):  # by a process, in a thread
         message, gap_s = await longest_gap_s(refusal(hasty.render(looping, chat(text), pool)))
-        assert "takes" in message
+        assert message.endswith("takes longer than 0.5 s with it")
         assert gap_s < 0.5
     assert not hasty._processes._idle  # the process was killed
 
@@ -153,10 +154,23 @@ GROWING = {
 
 
 @pytest.mark.parametrize("kind", GROWING)
-async def test_what_grows_within_allowed_operations_is_limited(kind, pool):
+def test_what_grows_within_allowed_operations_is_limited(kind):
     growing = template(GROWING[kind])
     assert growing.bounded
-    renderer = Renderer(timeout_s=0.3, processes=1)
     began = time.thread_time()
-    await refusal(renderer.render(growing, chat("%999999999d" + "a" * 5000), pool))
-    assert time.thread_time() - began < 0.3
+    with limited(0.1, 300_000), pytest.raises(TemplateTooCostlyError):
+        render_chat(growing, chat("%999999999d" + "a" * 5000))
+    assert time.thread_time() - began < 0.4
+
+
+def test_limits_end_with_their_block():
+    with pytest.raises(TemplateTooCostlyError), limited(1, 10):
+        render_chat(template(CHATML), chat("a" * 100))
+    assert len(render_chat(template(CHATML), chat("a" * 100))) > 100
+
+
+async def test_what_a_thread_may_not_do_a_process_does(renderer, pool):
+    times = 12  # of a long chat: more than the limit for a thread
+    source = "{% for i in range(" + str(times) + ") %}{{ messages[0].content }}{% endfor %}"
+    text = "a" * 100_000
+    assert await renderer.render(template(source), chat(text), pool) == text * times
