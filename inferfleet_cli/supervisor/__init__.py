@@ -7,7 +7,7 @@ stores.py         Redis and etcd of the fleet; dev_backends.py: where their serv
 secured_etcd.py   that etcd demands a password; tls.py: the TLS files of a fleet
 state_dir.py      the state directory; control.py: how commands reach the supervisor
 spares.py         engines that stand by
-engine_list.py    the engines as the balancer sees them
+engine_list.py    the engines as the balancer sees them; health.py: what each service reports
 other_process.py  waits for a process that is not a child
 otlp_receiver.py  receives traces; trace_store.py keeps them, trace_json.py prints them
 """

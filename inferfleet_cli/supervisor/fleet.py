@@ -13,6 +13,7 @@ from inferfleet_cli.supervisor import ports, tls
 from inferfleet_cli.supervisor.child import Child, ChildStatus
 from inferfleet_cli.supervisor.control import ControlServer
 from inferfleet_cli.supervisor.engine_list import list_engines
+from inferfleet_cli.supervisor.health import with_health
 from inferfleet_cli.supervisor.options import Addresses, Options, Planner, plan, standby_file
 from inferfleet_cli.supervisor.otlp_receiver import OtlpReceiver
 from inferfleet_cli.supervisor.spares import Spares
@@ -241,8 +242,11 @@ class Fleet:
 
     async def _on_status(self, _: dict[str, Any]) -> dict[str, Any]:
         admin = self.addresses.admin if self.addresses else ""
-        engines = await list_engines(admin, self._state.token(), self._balancer_tls)
-        return {**self.status(), **engines}
+        engines, services = await asyncio.gather(
+            list_engines(admin, self._state.token(), self._balancer_tls),
+            with_health(self.status()["services"]),
+        )
+        return {**self.status(), "services": services, **engines}
 
     async def _on_trace(self, request: dict[str, Any]) -> dict[str, Any]:
         key = str(request.get("request_id", ""))

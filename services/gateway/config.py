@@ -97,3 +97,17 @@ class GatewayConfig(EtcdKeys, RedisKeys, ServiceConfig):
         3.0, "how long to try to reach a balancer", unit="seconds", low=0
     )
     text_threads: int = setting(2, "threads that render and tokenize long prompts", low=1, high=64)
+    template_timeout_s: float = setting(
+        5.0, "time for a chat template to render one chat", unit="seconds", low=0.1, high=600
+    )
+    http_head_timeout_s: float = setting(
+        10.0, "time for the head of an HTTP request, from its first byte", unit="seconds", low=0.1
+    )
+    http_open_heads: int = setting(
+        1024,
+        "HTTP connections whose first head is not complete; the oldest beyond that gets 503",
+        low=1,
+    )
+    http_body_timeout_s: float = setting(
+        30.0, "longest silence of a client within its HTTP body", unit="seconds", low=0.1
+    )

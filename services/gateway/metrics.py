@@ -53,6 +53,31 @@ class GatewayMetrics:
         self.in_flight = Gauge(
             "inferfleet_gateway_in_flight", "Requests in flight", ("face",), registry=registry
         )
+        self.text_calls = Counter(
+            "inferfleet_gateway_text_calls",
+            "Calls of Tokenize and Detokenize ended, by gRPC status",
+            ("method", "status"),
+            registry=registry,
+        )
+        self.text_seconds = Histogram(
+            "inferfleet_gateway_text_call_seconds",
+            "Arrival to end of Tokenize and Detokenize",
+            ("method",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.unauthenticated = Counter(
+            "inferfleet_gateway_unauthenticated",
+            "Calls without a valid API key, by reason",
+            ("face", "reason"),
+            registry=registry,
+        )
+        self.http_refusals = Counter(
+            "inferfleet_gateway_http_refusals",
+            "HTTP requests that exceed a bound of heads or bodies, by HTTP status",
+            ("status",),
+            registry=registry,
+        )
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,15 @@ from services.gateway.config import GatewayConfig
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.models.catalog import Catalog
 from services.gateway.models.fleet_registry import FleetRegistry
+from services.gateway.models.renderer import Renderer
 from services.gateway.models.text_store import TextStore
 from services.gateway.openai.app import make_app
+from services.gateway.openai.http_bounds import HttpBounds
 from services.gateway.openai.http_server import HttpServer
 from services.gateway.request.admission import RequestAdmission
 from services.gateway.request.dependencies import Dependencies
 from services.gateway.request.in_flight import InFlight
+from services.gateway.request.text_calls import TextCalls
 from services.gateway.servicer import SERVICE, InferenceServicer
 
 log = logging.getLogger(__name__)
@@ -130,6 +133,11 @@ class GatewayService:
         stack.push_async_callback(registry.close)
         pool = ThreadPoolExecutor(config.text_threads, thread_name_prefix="text")
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        # Threads of their own, so that the prompts of generations never wait for these calls.
+        calls_pool = ThreadPoolExecutor(max(config.text_threads // 2, 1), "text-calls")
+        stack.callback(calls_pool.shutdown, wait=False, cancel_futures=True)
+        renderer = Renderer(timeout_s=config.template_timeout_s, processes=config.text_threads)
+        stack.push_async_callback(renderer.close)
         metrics_server = MetricsServer(
             series, lambda: self._serving, self._telemetry.log_level, membership.token
         )
@@ -147,15 +155,19 @@ class GatewayService:
         stack.push_async_callback(balancers.close)
         recorder = UsageRecorder(config, series)
         stack.push_async_callback(recorder.close)
+        metrics = GatewayMetrics(series)
         dependencies = Dependencies(
-            admission=RequestAdmission(catalog, texts, pool, tracer),
+            admission=RequestAdmission(
+                catalog, texts, pool, tracer, calls_pool=calls_pool, renderer=renderer
+            ),
             balancers=balancers,
             in_flight=InFlight(),
-            metrics=GatewayMetrics(series),
+            metrics=metrics,
             tracer=tracer,
             request_timeout_s=config.request_timeout_s,
             quotas=recorder.quotas,
             audit=recorder.audit,
+            text_calls=TextCalls(recorder.quotas, recorder.audit, metrics),
             usage=recorder.usage,
         )
         tenants = _tenants(config, recorder.audit)
@@ -181,14 +193,24 @@ class GatewayService:
     async def _serve(self, parts: _Parts) -> tuple[int, str]:
         """Listen on both faces; returns the gRPC port and the HTTP host:port."""
         config, dependencies = self._config, parts.dependencies
-        access = Access(parts.tenants, parts.recorder.audit)
+        metrics = dependencies.metrics
+        access = Access(parts.tenants, parts.recorder.audit, metrics)
         server = rpc.make_server()
         self._stack.push_async_callback(server.stop, grace=ABORT_S)
         self._health = rpc.add_health_and_reflection(server, [SERVICE])
         InferenceServicer(dependencies, access, parts.catalog).add_to(server)
         port = parts.membership.bind(server, f"{config.host}:{config.port}", members_only=False)
         app = make_app(dependencies, access, parts.catalog, cors_origins=config.cors_origins)
-        http = HttpServer(app, parts.membership.files)
+        http = HttpServer(
+            app,
+            parts.membership.files,
+            bounds=HttpBounds(
+                head_s=config.http_head_timeout_s,
+                body_silence_s=config.http_body_timeout_s,
+                open_heads=config.http_open_heads,
+            ),
+            on_refused=lambda status: metrics.http_refusals.labels(str(status)).inc(),
+        )
         self._stack.push_async_callback(http.stop)
         # At the stop and not in the drain, because a second signal ends the drain early.
         self._stack.push_async_callback(dependencies.in_flight.abort_all, ABORT_S)

@@ -75,15 +75,15 @@ class InferenceServicer:
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """Answer Tokenize."""
-        self._enter(context, "Tokenize")
-        return await self._admission.tokenize(request)
+        async with self._dependencies.text_calls.run(self._caller(context, "Tokenize")):
+            return await self._admission.tokenize(request)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         """Answer Detokenize."""
-        self._enter(context, "Detokenize")
-        return await self._admission.detokenize(request)
+        async with self._dependencies.text_calls.run(self._caller(context, "Detokenize")):
+            return await self._admission.detokenize(request)
 
     async def list_models(
         self, _: inference_pb2.ListModelsRequest, context: Context

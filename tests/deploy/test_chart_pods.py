@@ -3,6 +3,8 @@
 import helm_python
 import pytest
 
+from services.common.rpc.server import LIVENESS
+
 FLEET = ("gateway", "balancer", "kvcache", "engine")
 
 
@@ -37,6 +39,16 @@ def test_readiness_is_the_services_own_health(case):
             {"command": ["python", "-m", "services.common.service.probe"]},
         )
         assert ask == spec["startupProbe"].get("grpc", spec["startupProbe"].get("exec"))
+
+
+def test_liveness_is_answered_by_the_event_loop_also_during_a_drain(case):
+    for item in case.workloads("gateway", "balancer", "kvcache"):
+        spec = probes(item)
+        probe = ["python", "-m", "services.common.service.probe", "--service=liveness"]
+        ask = spec["livenessProbe"].get("grpc") or spec["livenessProbe"]["exec"]
+        port = next(p["containerPort"] for p in spec["ports"] if p["name"] == "grpc")
+        assert ask in ({"port": port, "service": LIVENESS}, {"command": probe})
+        assert span_s(spec["livenessProbe"]) == 60
 
 
 def test_with_tls_the_kubelet_does_not_ask_itself(render):

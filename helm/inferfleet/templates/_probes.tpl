@@ -2,9 +2,9 @@
 Probes. Readiness is the service's own gRPC health: false until it serves and again while it
 drains. Liveness begins once startup has succeeded, so it needs no initial delay. An engine is
 alive while its core makes progress, which its health tells; but health is also false during a
-drain, so liveness waits for longer than a drain may take. The other services have nothing that
-could stall apart from the process itself. With mutual TLS the kubelet cannot ask, and the image's
-own probe does.
+drain, so liveness waits for longer than a drain may take. The other services answer the health
+service "liveness" from their event loop, during a drain as well; a TCP connect would also succeed
+while that loop stands still. With mutual TLS the kubelet cannot ask, and the image's own probe does.
 Usage: include "inferfleet.probes" (dict "root" $ "ports" .ports "startSeconds" 60 "progress" true)
 */}}
 {{- define "inferfleet.probes" -}}
@@ -23,7 +23,7 @@ livenessProbe:
   {{- if .progress }}
   {{- include "inferfleet.healthCheck" . | nindent 2 }}
   {{- else }}
-  tcpSocket: {port: {{ .ports.grpc }}}
+  {{- include "inferfleet.healthCheck" (merge (dict "service" "liveness") .) | nindent 2 }}
   {{- end }}
   periodSeconds: 10
   timeoutSeconds: 5
@@ -32,8 +32,8 @@ livenessProbe:
 
 {{- define "inferfleet.healthCheck" -}}
 {{- if .root.Values.tls.existingSecret -}}
-exec: {command: [python, -m, services.common.service.probe]}
+exec: {command: [python, -m, services.common.service.probe{{ with .service }}, --service={{ . }}{{ end }}]}
 {{- else -}}
-grpc: {port: {{ .ports.grpc }}}
+grpc: {port: {{ .ports.grpc }}{{ with .service }}, service: {{ . }}{{ end }}}
 {{- end -}}
 {{- end -}}

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 SHORT_TOKEN = 20
 """A token of fewer characters is warned of: the answer to a challenge lets one test guesses."""
+# A service of grpc.health.v1 that serves from start to end, also during a drain. The event loop
+# answers it, so a liveness probe notices a loop that stands still; a TCP connect would not.
+LIVENESS = "liveness"
 # gRPC reports an absent deadline as one that lies centuries ahead.
 _NO_DEADLINE_S = 10 * 365 * 86400
 _OPTIONS: list[tuple[str, Any]] = [
@@ -76,11 +79,15 @@ def add_health_and_reflection(
 async def set_health(
     servicer: health.aio.HealthServicer, service_names: Sequence[str], *, serving: bool
 ) -> None:
-    """Report the named services, and the server as a whole, as serving or not."""
+    """Report the named services, and the server as a whole, as serving or not.
+
+    LIVENESS is reported as serving in any case.
+    """
     kinds = health_pb2.HealthCheckResponse
     status = kinds.SERVING if serving else kinds.NOT_SERVING
     for name in ("", *service_names):
         await servicer.set(name, status)
+    await servicer.set(LIVENESS, kinds.SERVING)
 
 
 class _HasDeadline(Protocol):

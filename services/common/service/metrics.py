@@ -6,12 +6,20 @@ it is only allowed from the same host.
 
 import hmac
 import ipaddress
+import platform
 import threading
 from collections.abc import Callable
+from importlib import metadata
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    Info,
+    ProcessCollector,
+    make_wsgi_app,
+)
 
 from services.common.config.service_config import LOG_LEVELS
 from services.common.config.settings import ConfigError
@@ -23,6 +31,8 @@ _MAX_BODY = 64
 
 class MetricsServer:
     """Serves one registry from a thread of its own, so that a scrape works while the loop is busy.
+
+    Adds the series of the process and of the build to the registry.
 
     Args:
         healthy: what /healthz answers; called in that thread.
@@ -39,6 +49,7 @@ class MetricsServer:
     ) -> None:
         self._token = token
         self._log_level = log_level
+        _add_process_series(registry)
         self._scrape = make_wsgi_app(registry)
         self._healthy = healthy
         self._server: WSGIServer | None = None
@@ -112,6 +123,18 @@ _FORBIDDEN = {
     True: "the header inferfleet-fleet-token must hold the fleet's token",
     False: "allowed only from the same host, because the fleet has no token",
 }
+
+
+def _add_process_series(registry: CollectorRegistry) -> None:
+    """Add memory, processor time, open files, garbage collection and the build."""
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    try:
+        version = metadata.version("inferfleet")
+    except metadata.PackageNotFoundError:  # run from a folder that is not installed
+        version = "unknown"
+    build = Info("inferfleet_build", "Version of this process", registry=registry)
+    build.info({"version": version, "python": platform.python_version()})
 
 
 class _Server(WSGIServer):

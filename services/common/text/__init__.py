@@ -3,6 +3,7 @@
 assets.py         `TextAssets`: the files behind both, which engines send by digest
 tokenizer.py      `Tokenizer`: text to ids, ids to exact bytes
 chat_template.py  `ChatTemplate`: messages to text, in jinja2's sandbox
+bounded_template.py, template_check.py  what a template may cost, and which may be limited
 deepseek_encoding.py  the same for DeepSeek V4 models, which have no template
 deepseek_marks.py, deepseek_recipe.py  marks and library of DeepSeek's chats
 tool_prompt.py    tools and calls as messages, for templates without support for them

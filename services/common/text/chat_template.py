@@ -15,12 +15,13 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from google.protobuf import json_format
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
 from services.common.text.assets import TextAssets
+from services.common.text.bounded_template import BoundedEnvironment, TemplateTooCostlyError
 from services.common.text.deepseek_encoding import DeepseekEncoding, is_deepseek_v4
+from services.common.text.template_check import is_bounded
 from services.common.text.tool_prompt import (
     in_messages,
     takes_text_arguments,
@@ -43,15 +44,33 @@ class ChatTemplate:
         self._text_arguments = takes_text_arguments(self.source)
         self.uses_tools = False
         """Whether the template supports tools; otherwise `tool_prompt` converts them."""
+        self.bounded = False
+        """Whether `render` may run within `bounded_template.limited`; otherwise only a process
+        that can be killed may call it (or compile it), unless its operator trusts it."""
         self._template: jinja2.Template | None = None
+        self._environment = _environment(now)
+        if self.source:
+            self._examine()
+
+    def _examine(self) -> None:
         try:
-            if assets.chat_template:
-                environment = _environment(now)
-                self._template = environment.from_string(assets.chat_template)
-                free = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
-                self.uses_tools = "tools" in free
-        except jinja2.TemplateError as error:
+            tree = self._environment.parse(self.source)
+            self.bounded = is_bounded(tree, self.source)
+            self.uses_tools = "tools" in _free_names(self.source)
+            if self.bounded:
+                self._compile()
+        except (jinja2.TemplateError, RecursionError) as error:
             self._problem = f"the model's chat template cannot be used: {error}"
+
+    def _compile(self) -> jinja2.Template:
+        if self._template is None:
+            self._template = self._environment.from_string(self.source)
+        return self._template
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Names that the template uses, e.g. "bos_token" → "<s>"."""
+        return self._tokens
 
     @property
     def problem(self) -> str:
@@ -76,8 +95,9 @@ class ChatTemplate:
 
         Raises:
             InvalidArgumentError: on `chat`, with the template's own words where it has some.
+            TemplateTooCostlyError: within `bounded_template.limited` only.
         """
-        if self._template is None:
+        if self._problem:
             _refuse("chat", self._problem)
         extra = dict(template_args or {})
         for name in extra:
@@ -89,13 +109,15 @@ class ChatTemplate:
         elif self._text_arguments:
             messages = [with_text_arguments(message) for message in messages]
         try:
-            return self._template.render(
+            return self._compile().render(
                 messages=messages,
                 tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,
                 **extra,
             )
+        except (TemplateTooCostlyError, MemoryError):
+            raise
         except Exception as error:  # a template may fail in any way Python can
             _refuse("chat", f"the model's chat template refuses it: {error or type(error)}")
 
@@ -180,15 +202,20 @@ def _tool(index: int, tool: inference_pb2.Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+def _free_names(source: str) -> set[str]:
+    """The variables that a template expects, without computing what is constant in it."""
+    environment = BoundedEnvironment(
+        extensions=_EXTENSIONS, optimized=False, finalize=jinja2.pass_context(lambda _, made: made)
     )
+    return jinja2.meta.find_undeclared_variables(environment.parse(source))
+
+
+def _environment(now: Callable[[], datetime]) -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    environment.check_filters()
     return environment
 
 
@@ -201,6 +228,9 @@ class _GenerationTag(jinja2.ext.Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+_EXTENSIONS = (_GenerationTag, jinja2.ext.loopcontrols)
 
 
 def _tojson(

@@ -1,17 +1,19 @@
-"""Authenticates callers of both faces and records the decision in the audit log."""
+"""Authenticates callers of both faces and records the decision in the audit log and the metrics."""
 
 from services.common.errors import UnauthenticatedError
 from services.gateway.callers.keys_file import Identity
 from services.gateway.callers.records.audit import Audit
 from services.gateway.callers.tenants import Tenants
+from services.gateway.metrics import GatewayMetrics
 
 
 class Access:
     """Identifies callers; refused callers are recorded as well."""
 
-    def __init__(self, tenants: Tenants, audit: Audit) -> None:
+    def __init__(self, tenants: Tenants, audit: Audit, metrics: GatewayMetrics) -> None:
         self._tenants = tenants
         self._audit = audit
+        self._refused = metrics.unauthenticated
 
     def identify(self, authorization: str | None, *, method: str, peer: str) -> Identity:
         """The caller's identity.
@@ -25,6 +27,8 @@ class Access:
         try:
             return self._tenants.identify(authorization)
         except UnauthenticatedError as error:
+            # A gRPC method is "package.Service/Method", an HTTP one "POST /path".
+            self._refused.labels("http" if " /" in method else "grpc", error.reason).inc()
             self._audit.record_refused(method, None, peer, error)
             raise
 

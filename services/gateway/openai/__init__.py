@@ -14,4 +14,5 @@ answer_format.py, chat_format.py, completion_format.py, logprobs.py        proto
 errors.py           the fleet's errors in OpenAI's form
 http_server.py      uvicorn inside the gateway's event loop
 old_clients.py      streams for HTTP/1.0
+http_connection.py, http_bounds.py   what a connection may send, and how slowly
 """

@@ -15,9 +15,10 @@ from services.gateway.openai.shared_fields import (
     read_stream,
 )
 from services.gateway.openai.tool_fields import read_tools
-from services.gateway.request.checks import MAX_MESSAGES
+from services.gateway.request.checks import MAX_CALLS, MAX_MESSAGES
 
 _FUNCTION_CALL = ("function_call", "send it as tool_calls")
+MAX_PARTS = 1024
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -67,7 +68,7 @@ def _read_message(fields: Fields, message: inference_pb2.ChatMessage) -> None:
     message.name = fields.text("name") or ""
     message.tool_call_id = fields.text("tool_call_id") or ""
     message.reasoning_content = _reasoning(fields)
-    for index, call in enumerate(fields.items("tool_calls", 128) or []):
+    for index, call in enumerate(fields.items("tool_calls", MAX_CALLS) or []):
         inner = Fields(call, f"{fields.name('tool_calls')}[{index}]")
         _read_call(inner, message.tool_calls.add(index=index))
     if role == "tool" and not message.tool_call_id:
@@ -104,6 +105,8 @@ def _content(fields: Fields) -> str:
         return content
     if not isinstance(content, list):
         refuse(fields.name("content"), f"must be a string or parts, got {describe_value(content)}")
+    if len(content) > MAX_PARTS:
+        refuse(fields.name("content"), f"at most {MAX_PARTS} parts, got {len(content)}")
     texts = []
     for index, item in enumerate(content):
         part = Fields(item, f"{fields.name('content')}[{index}]")

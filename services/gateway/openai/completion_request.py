@@ -17,6 +17,7 @@ from services.gateway.openai.shared_fields import (
 )
 
 MAX_PROMPTS = 64
+MAX_PROMPT_IDS = 1_000_000
 
 
 def parse_completion(body: Any) -> ParsedBody:
@@ -56,7 +57,11 @@ def _requests(
     prompt: Any, common: inference_pb2.GenerateRequest
 ) -> tuple[inference_pb2.GenerateRequest, ...]:
     requests = []
-    for single in _prompts(prompt):
+    prompts = _prompts(prompt)
+    ids = sum(len(single) for single in prompts if isinstance(single, list))
+    if ids > MAX_PROMPT_IDS:
+        refuse("prompt", f"at most {MAX_PROMPT_IDS} token ids in all prompts, got {ids}")
+    for single in prompts:
         request = inference_pb2.GenerateRequest()
         request.CopyFrom(common)
         if isinstance(single, str):

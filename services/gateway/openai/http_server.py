@@ -2,20 +2,23 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from services.common.config.settings import ConfigError
 from services.common.rpc.tls_files import TlsFiles
+from services.gateway.openai.http_bounds import HttpBounds, HttpLoad
+from services.gateway.openai.http_connection import HttpConnection
 from services.gateway.openai.old_clients import EndByClosing
 
 MakeContext = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]
 
-KEEP_ALIVE_S = 75
 BACKLOG = 2048
 
 
@@ -39,14 +42,26 @@ class HttpServer:
     Args:
         app: the application.
         files: certificate and key for HTTPS, reloaded when they are replaced; None for HTTP.
+        bounds: of heads and bodies.
+        on_refused: called with the HTTP status of each request that exceeds them.
     """
 
-    def __init__(self, app: ASGIApp, files: TlsFiles | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        files: TlsFiles | None = None,
+        *,
+        bounds: HttpBounds | None = None,
+        on_refused: Callable[[int], None] = lambda status: None,
+    ) -> None:
+        bounds = bounds or HttpBounds()
+        # uvicorn calls it for each connection.
+        make_connection: Any = functools.partial(HttpConnection, HttpLoad(bounds, on_refused))
         _, cert_file, key_file = files.paths if files is not None else ("", "", "")
         self._server = _Embedded(
             uvicorn.Config(
                 EndByClosing(app),
-                http="httptools",
+                http=make_connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -56,7 +71,7 @@ class HttpServer:
                 ssl_context_factory=_reloading_contexts(files) if files is not None else None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=int(bounds.idle_s),
                 timeout_graceful_shutdown=1,
             )
         )

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from opentelemetry import trace
@@ -19,16 +20,21 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.block_hash import effective_salt
 from services.common.errors import InvalidArgumentError
 from services.common.rpc.continuation import StreamLedger
-from services.common.text import chat_ids, render_chat
+from services.common.text import chat_ids
 from services.gateway.answers.plan import AnswerPlan, plan_answer
 from services.gateway.answers.tools import read_tools
 from services.gateway.models.catalog import Catalog, ModelView
+from services.gateway.models.renderer import INLINE_CHARS, Renderer
 from services.gateway.models.text_store import ModelText, TextStore
-from services.gateway.request.checks import check_chat, check_request, refuse
+from services.gateway.request.checks import (
+    check_chat,
+    check_ids_to_decode,
+    check_request,
+    check_text_to_tokenize,
+    refuse,
+)
 
 T = TypeVar("T")
-# Shorter texts are processed faster than a thread wakes up.
-INLINE_CHARS = 2048
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,25 @@ class RequestAdmission:
 
     Args:
         pool: threads that render and tokenize long prompts.
+        calls_pool: the same for Tokenize and Detokenize.
+        renderer: renders chats, within limits.
     """
 
     def __init__(
-        self, catalog: Catalog, texts: TextStore, pool: Executor, tracer: trace.Tracer
+        self,
+        catalog: Catalog,
+        texts: TextStore,
+        pool: Executor,
+        tracer: trace.Tracer,
+        *,
+        calls_pool: Executor,
+        renderer: Renderer,
     ) -> None:
         self._catalog = catalog
         self._texts = texts
         self._pool = pool
+        self._calls_pool = calls_pool
+        self._renderer = renderer
         self._tracer = tracer
 
     async def admit(
@@ -79,6 +96,9 @@ class RequestAdmission:
         """
         sticky = request.routing.session_id or request_id
         model = self._catalog.find(request.model, f"{tenant}\0{sticky}", avoid)
+        if request.WhichOneof("prompt") == "token_ids":
+            # Before the ids are read: there may be millions.
+            _check_length(request, len(request.token_ids.ids), model.max_model_len)
         check_request(request, model.vocab_size)
         text = await self._texts.get(model)
         ids, plan = await self._prompt_and_plan(request, model, text, context)
@@ -105,16 +125,19 @@ class RequestAdmission:
         self, request: inference_pb2.TokenizeRequest
     ) -> inference_pb2.TokenizeResponse:
         """Answer the public Tokenize."""
-        text = await self._texts.get(self._catalog.find(request.model))
+        model = self._catalog.find(request.model)
         kind = request.WhichOneof("prompt")
         if kind is None:
             refuse("prompt", "is missing: send text or chat")
+        text = await self._texts.get(model)
+        rendered = request.text
         if kind == "chat":
             check_chat(request.chat)
-            rendered = await self._render(text, request.chat)
-        else:
-            rendered = request.text
-        ids = await self._tokenize(text, request, rendered)
+            _check_contents(request.chat, text, model.max_model_len)
+            rendered = await self._renderer.render(text.template, request.chat, self._calls_pool)
+        _check_text_length(rendered, text, model.max_model_len, kind)
+        check_text_to_tokenize(kind, rendered, model.max_model_len)
+        ids = await self._tokenize(text, request, rendered, self._calls_pool)
         return inference_pb2.TokenizeResponse(token_ids=ids, rendered=rendered)
 
     async def detokenize(
@@ -122,12 +145,11 @@ class RequestAdmission:
     ) -> inference_pb2.DetokenizeResponse:
         """Answer the public Detokenize."""
         model = self._catalog.find(request.model)
-        highest = max(request.token_ids, default=0)
-        if highest >= model.vocab_size:
-            refuse("token_ids", f"{highest} is outside the vocabulary of {model.vocab_size}")
-        text = await self._texts.get(model)
-        decoded = text.tokenizer.decode(
-            request.token_ids, skip_special_tokens=not request.keep_special_tokens
+        ids, skips = request.token_ids, not request.keep_special_tokens
+        check_ids_to_decode(ids, model.vocab_size, model.max_model_len)
+        decode = (await self._texts.get(model)).tokenizer.decode
+        decoded = await self._run(
+            len(ids), lambda: decode(ids, skip_special_tokens=skips), self._calls_pool
         )
         return inference_pb2.DetokenizeResponse(text=decoded)
 
@@ -148,13 +170,13 @@ class RequestAdmission:
             use = read_tools(request.chat)
             _check_contents(request.chat, text, model.max_model_len)
             with self._tracer.start_as_current_span("render", context=context):
-                rendered = await self._render(text, request.chat)
+                rendered = await self._renderer.render(text.template, request.chat, self._pool)
             engine = model.engines[0]
             profile = text.profile.configured(engine.tool_parser, engine.reasoning_parser)
             plan = plan_answer(request, use, profile, rendered, text.tokenizer.token_bytes)
         _check_text_length(rendered, text, model.max_model_len, _field_of(request))
         with self._tracer.start_as_current_span("tokenize", context=context) as span:
-            ids = await self._tokenize(text, request, rendered)
+            ids = await self._tokenize(text, request, rendered, self._pool)
             span.set_attribute("inferfleet.prompt_tokens", len(ids))
         if not ids:
             refuse(_field_of(request), "must have at least one token")
@@ -165,32 +187,23 @@ class RequestAdmission:
         text: ModelText,
         request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
         rendered: str,
+        pool: Executor,
     ) -> list[int]:
         if request.WhichOneof("prompt") == "chat":
-            ids = await self._run(len(rendered), lambda: chat_ids(text.template, request.chat))
+            work = partial(chat_ids, text.template, request.chat)
+            ids = await self._run(len(rendered), work, pool)
             if ids is not None:  # this template makes token ids itself
                 return ids
         plain = request.WhichOneof("prompt") == "text"
-        return await self._encode(text, rendered, add_special_tokens=plain)
+        encode = partial(text.tokenizer.encode, rendered, add_special_tokens=plain)
+        return await self._run(len(rendered), encode, pool)
 
-    async def _render(self, text: ModelText, chat: inference_pb2.Chat) -> str:
-        size = sum(len(message.content) for message in chat.messages)
-        size += sum(tool.ByteSize() for tool in chat.tools)
-        return await self._run(size, lambda: render_chat(text.template, chat))
-
-    async def _encode(
-        self, text: ModelText, rendered: str, *, add_special_tokens: bool
-    ) -> list[int]:
-        encode = text.tokenizer.encode
-        return await self._run(
-            len(rendered), lambda: encode(rendered, add_special_tokens=add_special_tokens)
-        )
-
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
+    @staticmethod
+    async def _run(size: int, work: Callable[[], T], pool: Executor) -> T:
         """Run `work` in a thread, or here if its text is short."""
         if size <= INLINE_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
 def make_resume_request(

@@ -24,6 +24,16 @@ from services.gateway.answers.tools import MAX_TOOLS
 MAX_CHOICE_TEXTS = 1000
 MAX_CONSTRAINT_CHARS = 64 * 1024
 MAX_MESSAGES = 4096
+MAX_CALLS = 128
+"""In one message."""
+MAX_NAME_CHARS = 256
+"""Of a name or an id."""
+MAX_DESCRIPTION_CHARS = 64 * 1024
+MAX_STRUCT_BYTES = 64 * 1024
+# Of Tokenize. Its answer holds the text and up to 4 bytes for each byte of it, and must be shorter
+# than a message may be. No text of a usual language has as many bytes in a token as the second.
+MAX_TOKENIZED_BYTES = 3 * 1024 * 1024
+MAX_TOKENIZED_BYTES_PER_TOKEN = 16
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -33,6 +43,7 @@ def check_request(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
     Raises:
         InvalidArgumentError: names the first invalid field by its path in the proto.
     """
+    _check_name("routing.session_id", request.routing.session_id)
     _check_sampling(request.sampling, vocab_size)
     _check_stop(request.stop, vocab_size)
     if request.response.HasField("top_logprobs"):
@@ -111,7 +122,7 @@ def _check_prompt(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
 
 
 def check_chat(chat: inference_pb2.Chat) -> None:
-    """Refuse a chat with too many messages or tools to render.
+    """Refuse a chat with too many messages or tools to render, or with absurd names.
 
     Raises:
         InvalidArgumentError: names the field.
@@ -122,6 +133,58 @@ def check_chat(chat: inference_pb2.Chat) -> None:
     ):
         if len(parts) > most:
             refuse(field, f"at most {most}, got {len(parts)}")
+    for index, message in enumerate(chat.messages):
+        _check_message(f"chat.messages[{index}]", message)
+    for index, tool in enumerate(chat.tools):
+        field = f"chat.tools[{index}]"
+        _check_size(f"{field}.description", len(tool.description), MAX_DESCRIPTION_CHARS)
+        _check_size(f"{field}.parameters", tool.parameters.ByteSize(), MAX_STRUCT_BYTES, "bytes")
+    _check_size("chat.template_args", chat.template_args.ByteSize(), MAX_STRUCT_BYTES, "bytes")
+    _check_name("chat.tool_choice.name", chat.tool_choice.name)
+
+
+def _check_message(field: str, message: inference_pb2.ChatMessage) -> None:
+    _check_name(f"{field}.role", message.role)
+    _check_name(f"{field}.name", message.name)
+    _check_name(f"{field}.tool_call_id", message.tool_call_id)
+    if len(message.tool_calls) > MAX_CALLS:
+        refuse(f"{field}.tool_calls", f"at most {MAX_CALLS}, got {len(message.tool_calls)}")
+    for index, call in enumerate(message.tool_calls):
+        _check_name(f"{field}.tool_calls[{index}].id", call.id)
+        _check_name(f"{field}.tool_calls[{index}].name", call.name)
+
+
+def _check_name(field: str, name: str) -> None:
+    if len(name) > MAX_NAME_CHARS:
+        _check_size(field, len(name), MAX_NAME_CHARS)
+
+
+def _check_size(field: str, size: int, most: int, unit: str = "characters") -> None:
+    if size > most:
+        refuse(field, f"at most {most} {unit}, got {size}")
+
+
+def check_text_to_tokenize(field: str, text: str, max_model_len: int) -> None:
+    """Refuse a text that Tokenize would spend seconds on.
+
+    Raises:
+        InvalidArgumentError: names the field.
+    """
+    most = min(MAX_TOKENIZED_BYTES, MAX_TOKENIZED_BYTES_PER_TOKEN * max_model_len)
+    size = len(text.encode())
+    if size > most:
+        refuse(field, f"at most {most} bytes can be tokenized at once, got {size}")
+
+
+def check_ids_to_decode(ids: Collection[int], vocab_size: int, max_model_len: int) -> None:
+    """Refuse token ids that Detokenize does not take.
+
+    Raises:
+        InvalidArgumentError: names the field.
+    """
+    if len(ids) > max_model_len:
+        refuse("token_ids", f"at most {max_model_len}, the model's context; got {len(ids)}")
+    _check_ids("token_ids", ids, vocab_size)
 
 
 def _check_id_list(field: str, ids: Collection[int], vocab_size: int) -> None:

@@ -12,6 +12,7 @@ from services.gateway.callers.records.line_log import Sink
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.request.admission import RequestAdmission
 from services.gateway.request.in_flight import InFlight
+from services.gateway.request.text_calls import TextCalls
 
 
 @dataclass(frozen=True)
@@ -27,5 +28,6 @@ class Dependencies:
     """The longest life of a request."""
     quotas: Quotas
     audit: Audit
+    text_calls: TextCalls
     usage: Sequence[Sink] = ()
     """Sinks of usage records."""
