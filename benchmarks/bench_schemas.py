@@ -335,17 +335,17 @@ class Progress:
         self._path = path
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
-                self._take(json.loads(line))
+                self._enter(json.loads(line))
 
     def add(self, name: str, results: dict[str, Any], took_s: float) -> None:
         """Keep the results of one file, by side."""
         entry = {"file": name, "results": results, "took_s": round(took_s, 3)}
-        self._take(entry)
+        self._enter(entry)
         if self._path is not None:
             with self._path.open("a") as kept:
                 kept.write(json.dumps(entry) + "\n")
 
-    def _take(self, entry: dict[str, Any]) -> None:
+    def _enter(self, entry: dict[str, Any]) -> None:
         self.done[entry["file"]] = entry["results"]
         self.seconds += entry["took_s"]
 
