@@ -24,6 +24,8 @@ class Constraint:
     """The schema, expression or grammar; empty for `json_object` and `choice`."""
     choices: tuple[str, ...] = ()
     """With kind `choice`: the allowed answers."""
+    backend: str | None = field(default=None, compare=False)
+    """The grammar engine that the check chose, for the trace; None before the check."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ refused by its name, never ignored.
 import secrets
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import Message
 
@@ -207,8 +207,7 @@ def _constraint(request: inference_pb2.GenerateRequest) -> Constraint | None:
         raise InvalidArgumentError.for_field("constraint.json_object", "must be true")
     texts = tuple(value.texts) if kind == "choice" else ()
     constraint = Constraint(kind, value if isinstance(value, str) else "", texts)
-    check_constraint(constraint)
-    return constraint
+    return replace(constraint, backend=check_constraint(constraint))
 
 
 def _continued_tokens(

@@ -27,6 +27,8 @@ class RequestSpans:
 
     def start_run(self, parent: Context, request: AcceptedRequest, received_ns: int) -> trace.Span:
         """Start the server span of one request."""
+        constraint = request.params.constraint
+        backend = constraint.backend if constraint is not None else None
         return self._tracer.start_span(
             "run",
             context=parent,
@@ -41,6 +43,7 @@ class RequestSpans:
                 "gen_ai.provider.name": "inferfleet",
                 "gen_ai.request.model": self._facts.model,
                 "gen_ai.usage.input_tokens": len(request.prompt_token_ids),
+                **({"inferfleet.constraint.backend": backend} if backend else {}),
             },
         )
 

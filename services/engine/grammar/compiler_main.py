@@ -17,10 +17,14 @@ import xgrammar
 
 from services.common.service.child_process import die_with_parent
 from services.engine.grammar.schema_form import compiler_schema
+from services.engine.grammar.schema_plan import LLGUIDANCE, plan_schema
+from services.engine.grammar.schema_simplify import simplify
+from services.engine.grammar.strict_engine import StrictCompiler
 from services.engine.grammar.tag_format import compiler_tag
 from services.engine.grammar.utf8 import breaking_tokens, broken_tokens, pending_tokens
 from services.engine.grammar.vocabulary import model_tokenizer, vocabulary_of
 from services.engine.grammar.wire import (
+    MAX_WHITESPACE,
     TOO_COSTLY,
     Job,
     Outcome,
@@ -30,8 +34,6 @@ from services.engine.grammar.wire import (
     write_frame,
 )
 
-# Models like to indent; without a limit a grammar lets them produce blanks until max_tokens.
-MAX_WHITESPACE = 8
 # Lower priority than the engine's threads, so that a compilation does not slow running streams.
 _NICE = 5
 # The classes that xgrammar uses for characters of a string with a length and of one without.
@@ -64,10 +66,12 @@ def main() -> int:
             json_format=_json_format,
         )
 
+    strict = StrictCompiler(setup, ready)
+    strict.load()
     _limit_memory(setup.memory_bytes)
     write_frame(sys.stdout.buffer, ready)
     while (job := read_frame(sys.stdin.buffer, Job)) is not None:
-        write_frame(sys.stdout.buffer, _outcome(compiler, tag_of, job))
+        write_frame(sys.stdout.buffer, _outcome(compiler, strict, tag_of, job))
     return 0
 
 
@@ -81,8 +85,17 @@ def tokenizer_info(setup: Setup, ready: Ready) -> Any:
     )
 
 
-def _outcome(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Outcome:
+def _outcome(
+    compiler: Any, strict: StrictCompiler, tag_of: Callable[[str], str], job: Job
+) -> Outcome:
     try:
+        if job.kind == "json_schema":
+            plan = plan_schema(job.text)
+            if plan.backend == LLGUIDANCE:
+                grammar = strict.compile(plan.schema)
+                return Outcome(job.number, grammar=grammar, backend=LLGUIDANCE)
+            made = compile_schema(compiler, plan.schema)
+            return Outcome(job.number, grammar=made.serialize_json())
         return Outcome(job.number, grammar=_compile(compiler, tag_of, job).serialize_json())
     except MemoryError:
         return _over_memory(job)
@@ -110,10 +123,8 @@ def _over_memory(job: Job) -> Outcome:
 
 def _compile(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Any:
     match job.kind:
-        case "json_schema":
-            return _compile_schema(compiler, json.loads(job.text))
         case "json_object":
-            return _compile_schema(compiler, {"type": "object", "additionalProperties": True})
+            return compile_schema(compiler, {"type": "object", "additionalProperties": True})
         case "regex":
             return compiler.compile_regex(job.text)
         case "ebnf":
@@ -127,7 +138,8 @@ def _compile(compiler: Any, tag_of: Callable[[str], str], job: Job) -> Any:
             raise ValueError(f"unknown kind {unknown}")
 
 
-def _compile_schema(compiler: Any, schema: Any) -> Any:
+def compile_schema(compiler: Any, schema: Any) -> Any:
+    """Compile a schema that the check accepts, with xgrammar."""
     full = json.dumps(compiler_schema(schema))
     strict = strict_grammar(full, MAX_WHITESPACE)
     if strict is not None:
@@ -136,7 +148,7 @@ def _compile_schema(compiler: Any, schema: Any) -> Any:
 
 
 def _json_format(schema: Any, blanks: int | None) -> dict[str, Any]:
-    full = compiler_schema(schema)
+    full = compiler_schema(simplify(schema).schema)
     cap = MAX_WHITESPACE if blanks is None else min(blanks, MAX_WHITESPACE)
     strict = strict_grammar(json.dumps(full), cap)
     if strict is not None:

@@ -9,7 +9,8 @@ from typing import Any
 from services.common.errors import InvalidArgumentError
 from services.engine.contract.sampling_params import Constraint
 from services.engine.grammar.regex_check import regex_problem
-from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
+from services.engine.grammar.schema_plan import XGRAMMAR, backend_of
+from services.engine.grammar.schema_refused import SchemaRefusedError
 from services.engine.grammar.tag_check import check_tag
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
@@ -17,8 +18,11 @@ MAX_CONSTRAINT_CHARS = 64 * 1024
 MAX_CHOICES = 1000
 
 
-def check_constraint(constraint: Constraint) -> None:
+def check_constraint(constraint: Constraint) -> str:
     """Refuse a constraint that cannot be enforced.
+
+    Returns:
+        The engine that enforces it: `xgrammar` or `llguidance`.
 
     Raises:
         InvalidArgumentError: naming `constraint.<kind>` and, for a schema, the keyword's path.
@@ -34,8 +38,8 @@ def check_constraint(constraint: Constraint) -> None:
             field, f"has {length} characters, at most {MAX_CONSTRAINT_CHARS} are allowed"
         )
     if constraint.kind == "json_schema":
-        _check_parsed(field, check_schema, constraint.text)
-    elif constraint.kind == "structural_tag":
+        return str(_check_parsed(field, backend_of, constraint.text))
+    if constraint.kind == "structural_tag":
         _check_parsed(field, check_tag, constraint.text)
     elif constraint.kind == "choice":
         _check_choices(field, constraint.choices)
@@ -43,11 +47,12 @@ def check_constraint(constraint: Constraint) -> None:
         raise InvalidArgumentError.for_field(field, "must not be empty")
     elif constraint.kind == "regex" and (problem := regex_problem(constraint.text)):
         raise InvalidArgumentError.for_field(field, problem)
+    return XGRAMMAR
 
 
-def _check_parsed(field: str, check: Callable[[str], Any], text: str) -> None:
+def _check_parsed(field: str, check: Callable[[str], Any], text: str) -> Any:
     try:
-        check(text)
+        return check(text)
     except SchemaRefusedError as error:
         raise InvalidArgumentError.for_field(
             field, str(error), reason="SCHEMA_NOT_ENFORCEABLE", keyword=error.path

@@ -16,7 +16,24 @@ def are_disjoint(left: Any, right: Any) -> bool:
     left_types, right_types = _types(left), _types(right)
     if not left_types & right_types:
         return True
-    return left_types == right_types == {"object"} and _differ_in_a_property(left, right)
+    if not left_types == right_types == {"object"}:
+        return False
+    return _differ_in_a_property(left, right) or _excludes(left, right) or _excludes(right, left)
+
+
+def _excludes(closed: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a name that `other` requires cannot be in `closed`."""
+    known = closed.get("properties", {})
+    is_closed = closed.get("additionalProperties") is False and not closed.get("patternProperties")
+    return any(
+        known.get(name) is False or (is_closed and name not in known)
+        for name in other.get("required", [])
+    )
+
+
+def listed_values(schema: Any) -> list[Any] | None:
+    """The values of `const` or `enum`; None without either."""
+    return _values(schema) if isinstance(schema, dict) else None
 
 
 def _differ_in_a_property(left: dict[str, Any], right: dict[str, Any]) -> bool:
@@ -39,7 +56,7 @@ def _values(schema: dict[str, Any]) -> list[Any] | None:
 def _types(schema: dict[str, Any]) -> frozenset[str]:
     values = _values(schema)
     if values is not None:
-        return frozenset().union(*(_types_of(value) for value in values))
+        return frozenset().union(*(types_of_value(value) for value in values))
     declared = schema.get("type")
     if declared is None:
         return _ALL_TYPES
@@ -47,7 +64,8 @@ def _types(schema: dict[str, Any]) -> frozenset[str]:
     return types | {"integer"} if "number" in types else types
 
 
-def _types_of(value: Any) -> frozenset[str]:
+def types_of_value(value: Any) -> frozenset[str]:
+    """The JSON types of a value; a whole number is an integer and a number."""
     if isinstance(value, bool):
         return frozenset({"boolean"})
     if isinstance(value, int | float):

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from services.engine.grammar.schema_form import APPLICATORS, implied_types
+from services.engine.grammar.schema_form import ANNOTATIONS, APPLICATORS, implied_types
 
 _Trail = tuple[Any, str] | None
 """A path as the parent's path and a name; joined only for a message, because names can be long."""
@@ -60,7 +60,12 @@ def endless_keyword(root: Any, resolve: Callable[[Any, str], Any]) -> str | None
         steps[at] = alternative.keyword
         at = next(id(need) for need in alternative.needs if id(need) not in finite)
     cycle = [trail for trail in list(steps.values())[list(steps).index(at) :] if trail]
-    return _pointer(min(cycle, key=lambda trail: _REPORT_ORDER.index(trail[1])))
+    return _pointer(min(cycle, key=lambda trail: _report_rank(trail[1])))
+
+
+def _report_rank(name: str) -> int:
+    """The rank of a path's last name: a keyword, or whatever holds keywords that all must hold."""
+    return _REPORT_ORDER.index(name) if name in _REPORT_ORDER else len(_REPORT_ORDER)
 
 
 def _reachable(root: Any, resolve: Callable[[Any, str], Any]) -> Mapping[int, _Schema]:
@@ -102,6 +107,9 @@ def _finite_schemas(found: Mapping[int, _Schema]) -> set[int]:
 def _read(schema: Any, trail: _Trail, resolve: Callable[[Any, str], Any]) -> _Schema:
     if not isinstance(schema, dict):
         return _Schema([_Alternative(trail, [])], [])
+    parts = _conjuncts(schema)
+    if len(parts) > 1:  # all must hold, so each needs a finite value
+        return _Schema([_Alternative(trail, parts)], [(part, trail) for part in parts])
     name = next((key for key in APPLICATORS if key in schema), None)
     if name is None:
         return _typed(schema, trail)
@@ -118,7 +126,17 @@ def _read(schema: Any, trail: _Trail, resolve: Callable[[Any, str], Any]) -> _Sc
     inside: list[tuple[Any, _Trail]] = [
         (branch, (keyword, str(index))) for index, branch in enumerate(branches)
     ]
+    if name == "allOf":
+        return _Schema([_Alternative(keyword, list(branches))], inside)
     return _Schema([_Alternative(keyword, [branch]) for branch in branches], inside)
+
+
+def _conjuncts(schema: dict[str, Any]) -> list[Any]:
+    """The parts of a schema whose applicators stand beside other keywords."""
+    used = [key for key in APPLICATORS if key in schema]
+    rest = {key: value for key, value in schema.items() if key not in (*APPLICATORS, *ANNOTATIONS)}
+    parts = [{key: schema[key]} for key in used]
+    return [*parts, rest] if rest else parts
 
 
 def _typed(schema: dict[str, Any], trail: _Trail) -> _Schema:
@@ -129,7 +147,7 @@ def _typed(schema: dict[str, Any], trail: _Trail) -> _Schema:
     if "object" in types:
         members = schema.get("properties", {})
         inside += [(members[name], ((trail, "properties"), name)) for name in members]
-        needs = [members[name] for name in schema.get("required", [])]
+        needs = [members[name] for name in schema.get("required", []) if name in members]
         alternatives.append(_Alternative((trail, "required"), needs))
         inside.append((schema.get("additionalProperties"), (trail, "additionalProperties")))
     if "array" in types:
@@ -137,9 +155,9 @@ def _typed(schema: dict[str, Any], trail: _Trail) -> _Schema:
         inside += [(one, ((trail, "prefixItems"), str(i))) for i, one in enumerate(prefix)]
         items = schema.get("items") if schema.get("maxItems") != 0 else None
         inside.append((items, (trail, "items")))
-        alternatives.append(
-            _Alternative((trail, "minItems"), [items] if schema.get("minItems") else [])
-        )
+        low = int(schema.get("minItems", 0))
+        needs = [*prefix[:low], *([items] if low > len(prefix) else [])]
+        alternatives.append(_Alternative((trail, "minItems"), needs))
     return _Schema(alternatives, inside)
 
 

@@ -1,4 +1,4 @@
-"""Checks JSON schemas: every keyword of an accepted schema holds in the answer.
+"""Checks JSON schemas for xgrammar: every keyword of an accepted schema holds in the answer.
 
 The grammar compiler silently drops keywords that it cannot express. This check refuses such a
 schema first, with the path of the keyword, so that every answer is really valid. Dialect: 2020-12.
@@ -13,6 +13,7 @@ from services.engine.grammar.disjoint import are_disjoint
 from services.engine.grammar.finite import endless_keyword, infinite_number
 from services.engine.grammar.regex_check import MAX_CLASSES, json_pattern_problem
 from services.engine.grammar.schema_form import ANNOTATIONS, APPLICATORS, BY_TYPE, implied_types
+from services.engine.grammar.schema_refused import SchemaRefusedError
 
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_DEPTH = 48
@@ -23,20 +24,6 @@ MAX_ONE_OF = 64
 MAX_PAIRS = 4096
 """Most pairs of oneOf branches to compare, in a whole schema."""
 MAX_LENGTH_BOUND = 4096
-
-
-class SchemaRefusedError(ValueError):
-    """A keyword cannot be enforced, or no value satisfies the schema.
-
-    Attributes:
-        path: JSON pointer of the keyword.
-        problem: what is wrong with it.
-    """
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path or '/'}: {problem}")
-        self.path = path
-        self.problem = problem
 
 
 def check_schema(text: str) -> Any:

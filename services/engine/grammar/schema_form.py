@@ -1,9 +1,10 @@
-"""Completes schemas for the compiler: the types that keywords imply, the items of an array.
+"""Completes schemas for the compiler: the types that keywords imply, items, optional groups.
 
 By the standard, a keyword without `type` constrains values of its own type and allows all others.
 Answers here have the constrained type only: they are valid, and what the author expects.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ _MAPS = ("properties", "$defs", "definitions")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SINGLES = ("items", "additionalProperties")
 
+_OPTIONAL_GROUP = re.compile(r"\\.|\[(?:\\.|[^]\\])*\]|\)\?", re.DOTALL)
+
 
 def implied_types(schema: Mapping[str, Any]) -> list[str]:
     """The types of the keywords in a schema without `type`."""
@@ -42,7 +45,7 @@ def compiler_schema(schema: Any) -> Any:
         return [compiler_schema(member) for member in schema]
     if not isinstance(schema, dict):
         return schema
-    full = dict(schema)
+    full = _with_plain_pattern(schema)
     for key in _MAPS:
         if isinstance(full.get(key), dict):
             full[key] = {name: compiler_schema(member) for name, member in full[key].items()}
@@ -57,3 +60,17 @@ def compiler_schema(schema: Any) -> Any:
     if {"minItems", "maxItems"} & full.keys():
         full.setdefault("items", True)
     return full
+
+
+def _with_plain_pattern(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with `(…){0,1}` for `(…)?` in its pattern.
+
+    Of an optional group with a repeat in it, xgrammar also allows the repeat alone.
+    """
+    if not isinstance(schema.get("pattern"), str):
+        return dict(schema)
+
+    def plain(found: re.Match[str]) -> str:
+        return "){0,1}" if found[0] == ")?" else found[0]
+
+    return {**schema, "pattern": _OPTIONAL_GROUP.sub(plain, schema["pattern"])}

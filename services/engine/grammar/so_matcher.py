@@ -1,25 +1,32 @@
 """`SOMatcher`: one sequence's state in its grammar, and the token ids that may follow.
 
-`Preload` imports xgrammar when the engine starts; without it, the first grammar does.
+`Preload` imports the grammar engines when the engine starts; without it, the first grammar does.
 """
 
+import importlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.grammar.library import load_library
-from services.engine.grammar.wire import Ready, Setup
+from services.engine.grammar.schema_plan import LLGUIDANCE
+from services.engine.grammar.strict_engine import StrictCompiler, StrictState
+from services.engine.grammar.wire import Outcome, Ready, Setup
 
 log = logging.getLogger(__name__)
 
 SLOW_TOKEN_S = 0.05
 """CPU seconds that matching one token may take; an ambiguous grammar takes ever more."""
+
+
+_STRICT_BYTES = 64 << 10
+"""Least size to count for a grammar of llguidance: its automaton grows while it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +61,75 @@ class TokenMasks:
         return cls(num_words, mask_of(setup.eos_token_ids), valid, valid_after)
 
 
+class MatcherState(Protocol):
+    """One sequence's state in an engine's grammar."""
+
+    def accept(self, token_id: int) -> bool:
+        """Advance by one token; False if it is not allowed."""
+
+    def fill(self, words: NDArray[np.int32]) -> bool:
+        """Write the mask of the next token, int32 [1, n]; returns whether it forbids any."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an end token was accepted."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is a complete answer."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine gave up at one of its limits."""
+
+    def rollback(self, count: int) -> bool:
+        """Take back the last tokens; False if that is impossible."""
+
+    def forced(self) -> bytes:
+        """The bytes that must follow."""
+
+
+class XGrammarState:
+    """One sequence's state in a grammar of xgrammar."""
+
+    has_failed = False
+
+    def __init__(self, compiled: Any) -> None:
+        import xgrammar
+
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+        self.accept = self._matcher.accept_token
+        self.fill = self._matcher.fill_next_token_bitmask
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an end token was accepted."""
+        return bool(self._matcher.is_terminated())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is a complete answer."""
+        return bool(self._matcher.is_completed())
+
+    def rollback(self, count: int) -> bool:
+        """Take back the last tokens; False if that is impossible."""
+        self._matcher.rollback(count)
+        return True
+
+    def forced(self) -> bytes:
+        """The bytes that must follow."""
+        return str(self._matcher.find_jump_forward_string()).encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A compiled grammar, shared by all requests with the same constraint."""
 
-    compiled: Any
+    start: Callable[[], MatcherState]
+    """Makes a state at the start of the grammar."""
     masks: TokenMasks
     num_bytes: int
+    backend: str = "xgrammar"
 
     def matcher(self) -> "SOMatcher":
         """A matcher at the start of the grammar."""
@@ -68,7 +137,7 @@ class Grammar:
 
 
 class Preload:
-    """Imports xgrammar on a thread, before requests come: the import blocks other threads."""
+    """Imports the grammar engines on a thread before requests come: it blocks other threads."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -88,9 +157,10 @@ class Preload:
     def _load() -> None:
         try:
             load_library()
+            importlib.import_module("llguidance")
         except (ImportError, OSError) as error:  # a request with a constraint gets an error later
             log.warning(
-                "requests with a constraint will fail, xgrammar cannot be loaded: %s", error
+                "requests with a constraint will fail, a grammar engine cannot be loaded: %s", error
             )
 
 
@@ -107,17 +177,28 @@ class GrammarLoader:
         self._deserialize = xgrammar.CompiledGrammar.deserialize_json
         self._info: Any = None
         self._masks: TokenMasks | None = None
+        self._strict: StrictCompiler | None = None
 
-    def load(self, serialized: str, ready: Ready) -> Grammar:
-        """Deserialize a grammar.
+    def load(self, outcome: Outcome, ready: Ready) -> Grammar:
+        """Load the grammar of an outcome.
 
         Args:
             ready: the compiler's first message.
         """
-        self._info = self._info or self._make_info(self._setup, ready)
+        serialized = outcome.grammar or ""
         self._masks = self._masks or TokenMasks.of(self._setup, ready)
+        if outcome.backend == LLGUIDANCE:
+            return self._load_strict(serialized, ready, self._masks)
+        self._info = self._info or self._make_info(self._setup, ready)
         compiled = self._deserialize(serialized, self._info)
-        return Grammar(compiled, self._masks, len(serialized))
+        return Grammar(lambda: XGrammarState(compiled), self._masks, len(serialized))
+
+    def _load_strict(self, grammar: str, ready: Ready, masks: TokenMasks) -> Grammar:
+        self._strict = self._strict or StrictCompiler(self._setup, ready)
+        first = self._strict.start(grammar)
+        end_ids = tuple(self._setup.eos_token_ids)
+        size = max(len(grammar), _STRICT_BYTES)
+        return Grammar(lambda: StrictState(first, end_ids), masks, size, LLGUIDANCE)
 
 
 class SOMatcher:
@@ -127,18 +208,16 @@ class SOMatcher:
     """
 
     def __init__(self, grammar: Grammar) -> None:
-        import xgrammar
-
         self._grammar = grammar
-        self._matcher = xgrammar.GrammarMatcher(grammar.compiled)
-        self._last_token: int | None = None
+        self._state = grammar.start()
+        self._tokens: list[int] = []
         self.mask: NDArray[np.int32] | None = None
         """int32 [ceil(vocabulary / 32)] of the ids allowed next, or None if all are. The array is
         never written again. Without any bit, no token can follow."""
         self.must_end = False
         """Whether the answer is complete and only its end can follow."""
         self.slow = False
-        """Whether matching a token took longer than `SLOW_TOKEN_S`."""
+        """Whether a token took longer than `SLOW_TOKEN_S`, or more than the engine's limits."""
         self._update_mask()
 
     def accept(self, token_id: int) -> bool:
@@ -148,26 +227,42 @@ class SOMatcher:
     def replay(self, token_ids: Sequence[int]) -> bool:
         """Advance by several tokens; returns False if the grammar does not allow them."""
         began = time.thread_time()
-        if not all(self._matcher.accept_token(token_id) for token_id in token_ids):
+        accept = self._state.accept
+        if not all(accept(token_id) for token_id in token_ids):
             return False
-        if token_ids:
-            self._last_token = token_ids[-1]
+        self._tokens += token_ids
         self._update_mask()
         took_s = time.thread_time() - began
         self.slow = self.slow or took_s > SLOW_TOKEN_S * max(1, len(token_ids))
         return True
 
+    def rollback(self, count: int) -> bool:
+        """Take back the last `count` tokens; returns False if there are fewer."""
+        if not 0 <= count <= len(self._tokens) or not self._state.rollback(count):
+            return False
+        del self._tokens[len(self._tokens) - count :]
+        self._update_mask()
+        return True
+
+    def forced(self) -> bytes:
+        """The bytes with which every answer continues; empty if several can follow."""
+        return b"" if self._state.has_ended else self._state.forced()
+
     def _update_mask(self) -> None:
         masks = self._grammar.masks
         words = np.full((1, masks.num_words), -1, dtype=np.int32)
-        if self._matcher.is_terminated():
-            self.must_end, self.mask = True, np.zeros_like(words[0])
+        state = self._state
+        if state.has_ended or state.has_failed:
+            self.must_end, self.mask = state.has_ended, np.zeros_like(words[0])
+            self.slow = self.slow or state.has_failed
             return
-        narrowed = self._matcher.fill_next_token_bitmask(words)
-        allowed = None if self._last_token is None else masks.valid_after.get(self._last_token)
+        narrowed = state.fill(words)
+        last_token = self._tokens[-1] if self._tokens else None
+        allowed = None if last_token is None else masks.valid_after.get(last_token)
         if not narrowed and allowed is None:
             self.must_end, self.mask = False, None
             return
         self.mask = words[0] & (masks.valid if allowed is None else allowed)
-        completed = self._matcher.is_completed()
-        self.must_end = completed and not (self.mask & ~masks.end_tokens).any()
+        if state.has_failed:
+            self.slow, self.mask = True, np.zeros_like(words[0])
+        self.must_end = state.is_complete and not (self.mask & ~masks.end_tokens).any()

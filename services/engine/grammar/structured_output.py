@@ -182,7 +182,7 @@ class SOMatcherBuilder:
             outcome = self._compiler.compile(constraint)
             if outcome.grammar is None or self._compiler.ready is None:
                 return loader, Built("", None, outcome.problem, outcome.reason)
-            return loader, Built("", loader.load(outcome.grammar, self._compiler.ready))
+            return loader, Built("", loader.load(outcome, self._compiler.ready))
         except Exception:
             log.exception("a constraint of kind %s could not be compiled", constraint.kind)
             problem = "the grammar compiler is not available"

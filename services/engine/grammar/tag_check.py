@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from services.engine.grammar.regex_check import MAX_CLASSES, regex_problem
-from services.engine.grammar.schema_check import SchemaCheck, SchemaRefusedError, parse_json
+from services.engine.grammar.schema_check import SchemaCheck, parse_json
+from services.engine.grammar.schema_refused import SchemaRefusedError
+from services.engine.grammar.schema_simplify import Simplified, simplify
 
 MAX_FORMATS = 1000
 MAX_TAG_DEPTH = 24
@@ -84,9 +86,16 @@ class _TagCheck:
 
     def schema(self, node: Any, path: str, depth: int) -> None:
         try:
-            self._schemas.run(node)
+            simplified = simplify(node)
+            self._check_simplified(simplified)
         except SchemaRefusedError as error:
             raise SchemaRefusedError(path + error.path, error.problem) from error
+
+    def _check_simplified(self, simplified: Simplified) -> None:
+        try:
+            self._schemas.run(simplified.schema)
+        except SchemaRefusedError as error:
+            raise SchemaRefusedError(simplified.path_of(error.path), error.problem) from error
 
     def pattern(self, node: Any, path: str, depth: int) -> None:
         problem = regex_problem(node)

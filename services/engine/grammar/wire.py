@@ -8,6 +8,8 @@ import msgspec
 T = TypeVar("T")
 _LENGTH = struct.Struct("<I")
 
+# Models like to indent; without a limit a grammar lets them produce blanks until max_tokens.
+MAX_WHITESPACE = 8
 INVALID = "INVALID_ARGUMENT"
 TOO_COSTLY = "CONSTRAINT_TOO_COSTLY"
 UNAVAILABLE = "COMPILER_UNAVAILABLE"
@@ -56,6 +58,8 @@ class Outcome(msgspec.Struct, frozen=True):
     problem: str | None = None
     reason: str = INVALID
     """With a problem: INVALID, TOO_COSTLY or UNAVAILABLE."""
+    backend: str = "xgrammar"
+    """The engine that `grammar` is for."""
 
 
 def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:

@@ -93,7 +93,8 @@ class GenerationEndpoint:
                     return
                 response = await self._respond(parsed, group, events, headers)
         except FleetError as error:
-            response = error_response(error, headers)
+            structured = isinstance(body, dict) and body.get("structured_outputs") is not None
+            response = error_response(error, headers, structured)
         except Exception as error:
             log.exception("unhandled error")
             internal = InternalError(f"internal error: {type(error).__name__}")
@@ -188,6 +189,9 @@ def json_response(status: int, content: Any, headers: dict[str, str] | None = No
     )
 
 
-def error_response(error: FleetError, headers: dict[str, str] | None = None) -> Response:
-    """An error as a whole HTTP answer."""
-    return json_response(status_of(error), body_of(error), {**(headers or {}), **headers_of(error)})
+def error_response(
+    error: FleetError, headers: dict[str, str] | None = None, structured: bool = False
+) -> Response:
+    """An error as a whole HTTP answer; `structured`: the body has `structured_outputs`."""
+    content = body_of(error, structured)
+    return json_response(status_of(error), content, {**(headers or {}), **headers_of(error)})

@@ -31,6 +31,15 @@ _RENAMED = {
     "request_id": "X-Request-Id",
     "chat.tool_choice.name": "tool_choice.function.name",
 }
+_STRUCTURED = {
+    "constraint.json_schema": "structured_outputs.json",
+    "constraint.json_object": "structured_outputs.json_object",
+    "constraint.structural_tag": "structured_outputs.structural_tag",
+    "constraint.regex": "structured_outputs.regex",
+    "constraint.ebnf": "structured_outputs.grammar",
+    "constraint.choice": "structured_outputs.choice",
+}
+_STRUCTURED_ONLY = ("constraint.regex", "constraint.ebnf", "constraint.choice")
 _TOOL = re.compile(r"chat\.(tools\[\d+\])\.(name|parameters)")
 _STOP_STRING = re.compile(r"stop\.stop_strings(\[\d+\])")
 _PREFIXES = ("sampling.", "stop.", "response.", "chat.", "routing.", "cache.")
@@ -94,8 +103,14 @@ def refuse_size(most: int) -> NoReturn:
     raise PayloadTooLargeError(f"the body is longer than {most} bytes", reason="PAYLOAD_TOO_LARGE")
 
 
-def param_of(field: str) -> str:
-    """OpenAI's name of a field of the fleet's contract; OpenAI's own names stay unchanged."""
+def param_of(field: str, structured: bool = False) -> str:
+    """OpenAI's name of a field of the fleet's contract; OpenAI's own names stay unchanged.
+
+    Args:
+        structured: whether the body has `structured_outputs`, so that the constraint is from there.
+    """
+    if field in _STRUCTURED and (structured or field in _STRUCTURED_ONLY):
+        return _STRUCTURED[field]
     if field in _RENAMED:
         return _RENAMED[field]
     found = _STOP_STRING.fullmatch(field)
@@ -119,13 +134,17 @@ def status_of(error: FleetError) -> int:
     return _STATUS.get(error.code.name, (500, ""))[0]
 
 
-def body_of(error: FleetError) -> dict[str, Any]:
-    """The body of an error answer, which is also the payload of an error event."""
+def body_of(error: FleetError, structured: bool = False) -> dict[str, Any]:
+    """The body of an error answer, which is also the payload of an error event.
+
+    Args:
+        structured: whether the request's body has `structured_outputs`.
+    """
     field = error.violations[0].field if error.violations else None
     message = error.message
     param = None
     if field is not None:
-        param = param_of(field)
+        param = param_of(field, structured)
         if message.startswith(f"{field}:"):
             message = param + message.removeprefix(field)
     kind = _STATUS.get(error.code.name, (500, "server_error"))[1]

@@ -26,12 +26,15 @@ from services.engine.grammar.wire import Setup
 EOS, EOS_2 = 258, 256
 MODEL = SimulatedModel(vocab_size=320, max_model_len=96, eos=EOS)
 LIST = {"type": "array", "items": {"enum": ["ab", "c"]}, "minItems": 1, "maxItems": 3}
+PAIR = {"type": "string", "pattern": "^[ab]+$", "minLength": 2, "maxLength": 6}
+"""Enforced by llguidance; the others by xgrammar."""
 NEVER = Constraint("ebnf", "root ::= never")
 KINDS = {
     "word": Constraint("regex", "[a-f]{3,6}-[0-9]{2}"),
     "open": Constraint("regex", "[ab]*"),
     "choice": Constraint("choice", "", ("yes", "no", "né")),
     "list": Constraint("json_schema", json.dumps(LIST)),
+    "strict": Constraint("json_schema", json.dumps(PAIR)),
     "never": NEVER,
     "plain": None,
 }
@@ -125,7 +128,11 @@ class Histories(RuleBasedStateMachine):
         """Another engine's request comes here, each choice after some of its tokens."""
         self.move(data.draw(st.sampled_from(sorted({key for key, _ in self.driver.tokens}))), data)
 
-    @rule(prompt=prompts, constraint=st.sampled_from([KINDS["open"], None]), data=st.data())
+    @rule(
+        prompt=prompts,
+        constraint=st.sampled_from([KINDS["open"], KINDS["strict"], None]),
+        data=st.data(),
+    )
     def arrive_and_move(self, prompt, constraint, data):
         """Several choices are resumed while some run: by `resume` alone that is rare."""
         given = {"constraint": constraint, "max_tokens": 20, "n": 2, "seed": 1, "temperature": 1.0}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
+from services.engine.grammar.schema_check import check_schema
+from services.engine.grammar.schema_refused import SchemaRefusedError
 from services.engine.grammar.tag_check import check_tag
 
 TOP = {"$ref": "#"}

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from services.engine.grammar.regex_check import json_pattern_problem, regex_problem
-from services.engine.grammar.schema_check import SchemaRefusedError, check_schema
+from services.engine.grammar.schema_check import check_schema
+from services.engine.grammar.schema_refused import SchemaRefusedError
 
 
 def refused_at(schema) -> str:

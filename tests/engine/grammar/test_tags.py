@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.engine.grammar.schema_check import SchemaRefusedError
+from services.engine.grammar.schema_refused import SchemaRefusedError
 from services.engine.grammar.tag_check import check_tag
 from services.engine.grammar.tag_format import compiler_tag
 

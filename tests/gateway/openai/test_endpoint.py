@@ -203,6 +203,23 @@ class TestErrorsOfTheFleet:
         assert response.json()["error"]["param"] == "response_format"
         assert response.json()["error"]["message"] == "response_format: no such keyword"
 
+    @pytest.mark.parametrize(
+        ("sent", "ours", "param"),
+        [
+            ({"regex": "("}, "regex", "regex"),
+            ({"grammar": "root ::= x"}, "ebnf", "grammar"),
+            ({"json": {"not": {}}}, "json_schema", "json"),
+        ],
+    )
+    async def test_an_error_of_a_constraint_names_the_field_that_was_sent(
+        self, http, engine, scripts, sent, ours, param
+    ):
+        wrong = errors.InvalidArgumentError.for_field(f"constraint.{ours}", "cannot be enforced")
+        engine.script = scripts["fail"](wrong)
+        response = await post(http, "/v1/completions", prompt="x", structured_outputs=sent)
+        assert response.json()["error"]["param"] == f"structured_outputs.{param}"
+        assert response.json()["error"]["message"].startswith(f"structured_outputs.{param}: ")
+
 
 class TestHeaders:
     async def test_request_id_goes_all_the_way(self, http, engine):
