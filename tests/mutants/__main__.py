@@ -1,0 +1,105 @@
+"""Puts faults into a copy of the tree, one by one, and runs the tests that should notice each.
+
+    python -m tests.mutants                      # all, about half an hour; writes result.json
+    python -m tests.mutants --only quotas        # those whose subject or name has the text
+    python -m tests.mutants --check              # check the records, run nothing
+
+The exit status is 1 if fewer than 95 % of the faults are caught, if one survives without a reason
+or if a record is wrong.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutants import child
+from tests.mutants.records import ROOT, Fault, problems_of, read_faults
+from tests.mutants.score import INVALID, Judge, Outcome, problems_of_run, result_of, write_result
+from tests.mutants.tree import copy_tree
+
+RESULT = Path(__file__).resolve().parent / "result.json"
+NICENESS = 19
+LIMIT_S = 300.0
+"""For the tests of one fault."""
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--check", action="store_true", help="check the records, run nothing")
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults with it in SUBJECT/NAME")
+    parser.add_argument(
+        "--result", type=Path, help="write the result there; without --only: result.json"
+    )
+    args = parser.parse_args(argv)
+    if args.result is None and not args.only:
+        args.result = RESULT
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and print; the exit status."""
+    args = arguments(argv)
+    faults = [f for f in read_faults() if args.only in f"{f.subject}/{f.name}"]
+    problems = problems_of(faults)
+    if not faults:
+        problems = [f"--only: no fault has {args.only!r} in its subject or name"]
+    if not problems and not args.check:
+        os.nice(NICENESS)
+        problems = _run_all(faults, args.result)
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return int(bool(problems))
+
+
+def _run_all(faults: Sequence[Fault], result: Path | None) -> list[str]:
+    head = {"date": datetime.date.today().isoformat(), "revision": _revision()}
+    head |= {"python": platform.python_version(), "command": "python -m tests.mutants"}
+    child.preload()
+    outcomes: dict[str, Outcome] = {}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        judge = Judge(tree, lambda tests: child.run_tests(tests, tree, LIMIT_S))
+        for number, fault in enumerate(faults, 1):
+            since = time.monotonic()
+            outcomes[fault.name] = found = judge.judge(fault)
+            took = f"{time.monotonic() - since:5.1f} s"
+            name = f"{fault.subject}/{fault.name}"
+            late = " (too slow with it)" if found.timed_out else ""
+            print(f"{number:3}/{len(faults)} {found.outcome:8} {took}  {name}{late}", flush=True)
+            if found.outcome == INVALID:
+                print(found.test, found.output, sep="\n", flush=True)
+    problems = problems_of_run(faults, outcomes)
+    record = result_of(
+        faults, outcomes, {**head, "minutes": round((time.monotonic() - began) / 60)}
+    )
+    print(f"{record['caught']} of {len(faults)} faults caught")
+    if result is not None:
+        write_result(record, result)
+    return problems
+
+
+def _revision() -> str:
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return run.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", ":!tests/mutants/result.json")
+    return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
