@@ -1,7 +1,8 @@
 """Puts faults into a copy of the tree, one by one, and runs the tests that should notice each.
 
     python -m tests.mutants                      # all, about half an hour; writes result.json
-    python -m tests.mutants --only quotas        # those whose subject or name has the text
+    python -m tests.mutants --only quotas        # those whose subject or name has the text;
+                                                 # the outcomes of the others stay
     python -m tests.mutants --check              # check the records, run nothing
 
 The exit status is 1 if fewer than 95 % of the faults are caught, if one survives without a reason
@@ -17,11 +18,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.mutants import child
 from tests.mutants.records import ROOT, Fault, problems_of, read_faults
-from tests.mutants.score import INVALID, Judge, Outcome, problems_of_run, result_of, write_result
+from tests.mutants.score import (
+    CAUGHT,
+    INVALID,
+    Judge,
+    Outcome,
+    problems_of_run,
+    read_outcomes,
+    result_of,
+    write_result,
+)
 from tests.mutants.tree import copy_tree
 
 RESULT = Path(__file__).resolve().parent / "result.json"
@@ -39,56 +50,51 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--check", action="store_true", help="check the records, run nothing")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults with it in SUBJECT/NAME")
-    parser.add_argument(
-        "--result", type=Path, help="write the result there; without --only: result.json"
-    )
-    args = parser.parse_args(argv)
-    if args.result is None and not args.only:
-        args.result = RESULT
-    return args
+    parser.add_argument("--result", type=Path, default=RESULT, help="JSON file for the outcomes")
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and print; the exit status."""
     args = arguments(argv)
-    faults = [f for f in read_faults() if args.only in f"{f.subject}/{f.name}"]
-    problems = problems_of(faults)
+    everything = read_faults()
+    faults = [f for f in everything if args.only in f"{f.subject}/{f.name}"]
+    problems = problems_of(everything)
     if not faults:
         problems = [f"--only: no fault has {args.only!r} in its subject or name"]
     if not problems and not args.check:
         os.nice(NICENESS)
-        problems = _run_all(faults, args.result)
+        revision = _revision()
+        outcomes = _run(faults, revision)
+        problems = problems_of_run(faults, outcomes)
+        head = {"date": datetime.date.today().isoformat(), "revision": revision}
+        head |= {"python": platform.python_version(), "command": "python -m tests.mutants"}
+        result = result_of(everything, read_outcomes(args.result) | outcomes, head)
+        write_result(result, args.result)
     print(*problems, sep="\n", end="\n" if problems else "")
     return int(bool(problems))
 
 
-def _run_all(faults: Sequence[Fault], result: Path | None) -> list[str]:
-    head = {"date": datetime.date.today().isoformat(), "revision": _revision()}
-    head |= {"python": platform.python_version(), "command": "python -m tests.mutants"}
+def _run(faults: Sequence[Fault], revision: str) -> dict[str, Outcome]:
     child.preload()
     outcomes: dict[str, Outcome] = {}
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
         copy_tree(tree)
         judge = Judge(tree, lambda tests: child.run_tests(tests, tree, LIMIT_S))
         for number, fault in enumerate(faults, 1):
             since = time.monotonic()
-            outcomes[fault.name] = found = judge.judge(fault)
+            found = judge.judge(fault)
+            outcomes[fault.name] = replace(found, revision=revision)
             took = f"{time.monotonic() - since:5.1f} s"
-            name = f"{fault.subject}/{fault.name}"
             late = " (too slow with it)" if found.timed_out else ""
-            print(f"{number:3}/{len(faults)} {found.outcome:8} {took}  {name}{late}", flush=True)
+            name = f"{fault.subject}/{fault.name}{late}"
+            print(f"{number:3}/{len(faults)} {found.outcome:8} {took}  {name}", flush=True)
             if found.outcome == INVALID:
                 print(found.test, found.output, sep="\n", flush=True)
-    problems = problems_of_run(faults, outcomes)
-    record = result_of(
-        faults, outcomes, {**head, "minutes": round((time.monotonic() - began) / 60)}
-    )
-    print(f"{record['caught']} of {len(faults)} faults caught")
-    if result is not None:
-        write_result(record, result)
-    return problems
+    caught = sum(found.outcome == CAUGHT for found in outcomes.values())
+    print(f"{caught} of {len(faults)} faults caught")
+    return outcomes
 
 
 def _revision() -> str:

@@ -16,7 +16,11 @@ import pytest
 
 from tests.mutants.records import ROOT
 
-PRELOADED = ("torch", "numpy", "grpc", "msgspec", "hypothesis")
+PRELOADED = (
+    *("torch", "numpy", "grpc.aio", "google.protobuf.message", "msgspec", "hypothesis"),
+    *("redis.asyncio", "cryptography.x509", "opentelemetry.sdk.trace", "prometheus_client"),
+    *("jinja2", "tokenizers"),
+)
 """Modules that take long to import. None may start threads; no module of the tree is among them."""
 OPTIONS = (
     *("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not tools and not gpu"),

@@ -29,6 +29,8 @@ class Outcome:
     """With the fault the test did not end in time; without it, it did."""
     output: str = ""
     """The end of pytest's output if the record is invalid."""
+    revision: str = ""
+    """Of the tree that was judged; a run of some faults leaves the outcomes of the others."""
 
 
 class Judge:
@@ -61,21 +63,28 @@ def result_of(
     faults: Sequence[Fault], outcomes: Mapping[str, Outcome], head: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The JSON result of a run."""
-    survivors = [f for f in faults if f.name in outcomes and outcomes[f.name].outcome == SURVIVED]
+    known = [fault for fault in faults if fault.name in outcomes]
+    survivors = [fault for fault in known if outcomes[fault.name].outcome == SURVIVED]
     return {
         **head,
         "faults": len(faults),
-        "caught": sum(outcome.outcome == CAUGHT for outcome in outcomes.values()),
+        "caught": sum(outcomes[fault.name].outcome == CAUGHT for fault in known),
         "survivors": {fault.name: fault.survives or "no reason is given" for fault in survivors},
         "outcomes": {
             subject: {
                 fault.name: {k: v for k, v in asdict(outcomes[fault.name]).items() if v}
-                for fault in faults
-                if fault.subject == subject and fault.name in outcomes
+                for fault in known
+                if fault.subject == subject
             }
             for subject in sorted({fault.subject for fault in faults})
         },
     }
+
+
+def read_outcomes(path: Path) -> dict[str, Outcome]:
+    """The outcomes in a result by the fault's name; none if there is no such file."""
+    subjects = json.loads(path.read_text())["outcomes"] if path.is_file() else {}
+    return {name: Outcome(**found) for group in subjects.values() for name, found in group.items()}
 
 
 def write_result(result: Mapping[str, Any], path: Path) -> None:

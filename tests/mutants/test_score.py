@@ -4,7 +4,14 @@ import pytest
 
 from tests.mutants.child import Run
 from tests.mutants.records import Fault
-from tests.mutants.score import Judge, Outcome, problems_of_run, result_of
+from tests.mutants.score import (
+    Judge,
+    Outcome,
+    problems_of_run,
+    read_outcomes,
+    result_of,
+    write_result,
+)
 
 PASSES, FAILS = Run(0, "t::a", ""), Run(1, "t::a", "1 failed")
 HANGS, SLOW = Run(None, "t::a", ""), Run(1, "t::a", "Failed: Timeout (>60.0s) from pytest-timeout.")
@@ -61,7 +68,7 @@ def test_a_failed_test_is_run_without_fault_once_and_a_slow_one_every_time(
     assert tree.runs.count(("t::a",)) == times
 
 
-def test_a_run_is_good_if_95_percent_are_caught_and_survivors_have_a_reason():
+def test_a_run_is_good_if_95_percent_are_caught_and_survivors_have_a_reason(tmp_path):
     faults = [fault(str(number)) for number in range(19)] + [fault("known", "nothing shows it")]
     outcomes = {f.name: Outcome("caught", "t::a") for f in faults}
     outcomes["known"] = Outcome("survived")
@@ -69,6 +76,10 @@ def test_a_run_is_good_if_95_percent_are_caught_and_survivors_have_a_reason():
     result = result_of(faults, outcomes, {"date": "today"})
     assert (result["faults"], result["caught"]) == (20, 19)
     assert result["survivors"] == {"known": "nothing shows it"}
+    path = tmp_path / "result.json"
+    assert read_outcomes(path) == {}
+    write_result(result, path)
+    assert read_outcomes(path) == outcomes
     outcomes["0"] = Outcome("survived")
     few, unknown = problems_of_run(faults, outcomes)
     assert few.startswith("90.0% of the faults are caught")
