@@ -1,6 +1,7 @@
 """Runs pytest in a child of this process, which has imported slow third-party modules already."""
 
-import importlib
+import gc
+import importlib.metadata
 import os
 import signal
 import sys
@@ -54,9 +55,12 @@ class _Recorder:
 
 
 def preload() -> None:
-    """Import the slow modules, for all children."""
+    """Import the slow modules and pytest's plugins, for all children."""
     for name in PRELOADED:
         importlib.import_module(name)
+    for plugin in importlib.metadata.entry_points(group="pytest11"):
+        plugin.load()
+    gc.freeze()  # children need not look through what they inherit
 
 
 def run_tests(tests: Sequence[str], tree: Path, limit_s: float) -> Run:
@@ -106,8 +110,10 @@ def _be_pytest(tests: Sequence[str], tree: Path, log: Path, last: Path) -> None:
 def _enter(tree: Path) -> None:
     """Import everything from the copy from here on, in this process and in those it starts."""
     os.chdir(tree)
-    os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    sys.dont_write_bytecode = True
+    compiled = str(tree / "compiled")
+    os.environ |= {"PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": compiled}
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
     sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in (str(ROOT), ""))]
     for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
         del sys.modules[name]

@@ -1,6 +1,6 @@
 """A scratch copy of the tree: faults are put in there, never into the working tree."""
 
-import compileall
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,8 +11,11 @@ from pathlib import Path
 from tests.mutants.records import ROOT, Fault
 
 
+_times = itertools.count(1)
+
+
 def copy_tree(target: Path, root: Path = ROOT) -> None:
-    """Copy and compile the files that git tracks or would track."""
+    """Copy the files that git tracks or would track."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -20,18 +23,22 @@ def copy_tree(target: Path, root: Path = ROOT) -> None:
         if source.is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target / name)
-    compileall.compile_dir(target, quiet=2)
 
 
 @contextmanager
 def applied(fault: Fault, tree: Path) -> Iterator[None]:
     """The fault is in the tree until the context ends."""
     path = tree / fault.file
-    before, times = path.read_text(), path.stat()
-    path.write_text(before.replace(fault.old, fault.new))
+    before = path.read_text()
+    _replace(path, before.replace(fault.old, fault.new))
     try:
         yield
     finally:
-        path.write_text(before)
-        # What was compiled of it is valid again.
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        _replace(path, before)
+
+
+def _replace(path: Path, text: str) -> None:
+    path.write_text(text)
+    # Python uses what it has compiled of a text with the same time in seconds and the same length.
+    seconds = next(_times)
+    os.utime(path, (seconds, seconds))
