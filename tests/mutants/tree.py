@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.mutants.records import ROOT, Fault
 
-
 _times = itertools.count(1)
 
 
