@@ -3,6 +3,7 @@
     python -m tests.mutants                      # all, about half an hour; writes result.json
     python -m tests.mutants --only quotas        # those whose subject or name has the text;
                                                  # the outcomes of the others stay
+    python -m tests.mutants --missing            # those without an outcome in result.json
     python -m tests.mutants --check              # check the records, run nothing
 
 The exit status is 1 if fewer than 95 % of the faults are caught, if one survives without a reason
@@ -17,14 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tests.mutants import child
 from tests.mutants.records import ROOT, Fault, problems_of, read_faults
 from tests.mutants.score import (
-    CAUGHT,
     INVALID,
     Judge,
     Outcome,
@@ -50,6 +50,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--check", action="store_true", help="check the records, run nothing")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults with it in SUBJECT/NAME")
+    parser.add_argument("--missing", action="store_true", help="faults without an outcome")
     parser.add_argument("--result", type=Path, default=RESULT, help="JSON file for the outcomes")
     return parser.parse_args(argv)
 
@@ -64,20 +65,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems = [f"--only: no fault has {args.only!r} in its subject or name"]
     if not problems and not args.check:
         os.nice(NICENESS)
-        revision = _revision()
-        outcomes = _run(faults, revision)
-        problems = problems_of_run(faults, outcomes)
-        head = {"date": datetime.date.today().isoformat(), "revision": revision}
-        head |= {"python": platform.python_version(), "command": "python -m tests.mutants"}
-        result = result_of(everything, read_outcomes(args.result) | outcomes, head)
-        write_result(result, args.result)
+        known = read_outcomes(args.result)
+        if args.missing:
+            faults = [fault for fault in faults if fault.name not in known]
+        for name, outcome in _run(faults, _revision()):
+            known[name] = outcome
+            write_result(result_of(everything, known, _head()), args.result)
+        problems = problems_of_run([f for f in everything if f.name in known], known)
     print(*problems, sep="\n", end="\n" if problems else "")
     return int(bool(problems))
 
 
-def _run(faults: Sequence[Fault], revision: str) -> dict[str, Outcome]:
+def _head() -> dict[str, str]:
+    return {
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "command": "python -m tests.mutants",
+    }
+
+
+def _run(faults: Sequence[Fault], revision: str) -> Iterator[tuple[str, Outcome]]:
+    """Yields each fault's name and outcome."""
     child.preload()
-    outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
         copy_tree(tree)
@@ -85,16 +94,13 @@ def _run(faults: Sequence[Fault], revision: str) -> dict[str, Outcome]:
         for number, fault in enumerate(faults, 1):
             since = time.monotonic()
             found = judge.judge(fault)
-            outcomes[fault.name] = replace(found, revision=revision)
             took = f"{time.monotonic() - since:5.1f} s"
             late = " (too slow with it)" if found.timed_out else ""
             name = f"{fault.subject}/{fault.name}{late}"
             print(f"{number:3}/{len(faults)} {found.outcome:8} {took}  {name}", flush=True)
             if found.outcome == INVALID:
                 print(found.test, found.output, sep="\n", flush=True)
-    caught = sum(found.outcome == CAUGHT for found in outcomes.values())
-    print(f"{caught} of {len(faults)} faults caught")
-    return outcomes
+            yield fault.name, replace(found, revision=revision)
 
 
 def _revision() -> str:
