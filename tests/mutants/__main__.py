@@ -28,6 +28,7 @@ from tests.mutants.score import (
     INVALID,
     Judge,
     Outcome,
+    caught_of,
     problems_of_run,
     read_outcomes,
     result_of,
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, outcome in _run(faults, _revision()):
             known[name] = outcome
             write_result(result_of(everything, known, _head()), args.result)
-        problems = problems_of_run([f for f in everything if f.name in known], known)
+        judged = [fault for fault in everything if fault.name in known]
+        print(f"{caught_of(judged, known)} of {len(judged)} faults caught")
+        problems = problems_of_run(judged, known)
     print(*problems, sep="\n", end="\n" if problems else "")
     return int(bool(problems))
 

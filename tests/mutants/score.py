@@ -59,6 +59,11 @@ class Judge:
         return Outcome(CAUGHT, run.last, timed_out)
 
 
+def caught_of(faults: Sequence[Fault], outcomes: Mapping[str, Outcome]) -> int:
+    """How many of the faults were caught."""
+    return sum(outcomes[fault.name].outcome == CAUGHT for fault in faults)
+
+
 def result_of(
     faults: Sequence[Fault], outcomes: Mapping[str, Outcome], head: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def result_of(
     return {
         **head,
         "faults": len(faults),
-        "caught": sum(outcomes[fault.name].outcome == CAUGHT for fault in known),
+        "caught": caught_of(known, outcomes),
         "survivors": {fault.name: fault.survives or "no reason is given" for fault in survivors},
         "outcomes": {
             subject: {
@@ -95,7 +100,7 @@ def write_result(result: Mapping[str, Any], path: Path) -> None:
 def problems_of_run(faults: Sequence[Fault], outcomes: Mapping[str, Outcome]) -> list[str]:
     """What must be mended; empty if the score is reached and every survivor has a reason."""
     problems = []
-    caught = sum(outcome.outcome == CAUGHT for outcome in outcomes.values())
+    caught = caught_of(faults, outcomes)
     if caught < LEAST_CAUGHT * len(faults):
         share = caught / max(len(faults), 1)
         problems.append(f"{share:.1%} of the faults are caught, {LEAST_CAUGHT:.0%} are needed")
