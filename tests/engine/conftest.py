@@ -92,6 +92,9 @@ class Driver:
             assert failure.request_key not in self.failures
             self.failures[failure.request_key] = failure.code
         self.marks += result.marks
+        if any(mark.preempted for mark in result.marks):
+            admitted = [mark.request_key for mark in result.marks if mark.verb == "admit"]
+            assert not admitted, f"{admitted} admitted in a round that preempts"
         self.releases.update(m.request_key for m in result.marks if m.verb == "release")
         self.engine.check_integrity()
         return result

@@ -136,6 +136,20 @@ def test_an_undisturbed_stream_is_passed_on_as_it_is():
     assert ledger.summary.usage.completion_tokens == 99, "the engine's own, untouched"
 
 
+def test_nothing_of_a_choice_that_has_ended_comes_twice():
+    delta = inference_pb2.GenerateResponse(
+        delta=inference_pb2.Delta(choice=0, token_ids=[1], text="a", num_tokens=1)
+    ).SerializeToString()
+    finished = inference_pb2.GenerateResponse(
+        finished=inference_pb2.Finished(choice=0, reason=4)
+    ).SerializeToString()
+    ledger = StreamLedger(CHOICES)
+    assert [ledger.accept(raw) for raw in (delta, finished)] == [delta, finished]
+    ledger.resume(exact=True)
+    assert [ledger.accept(raw) for raw in (delta, finished)] == [None, None]
+    assert ledger.num_tokens == 1
+
+
 def test_other_numerics_are_said():
     client, _ = carried([3], [1, 1], 1000, exact=False)
     summary = seen(client)["summary"]

@@ -59,6 +59,14 @@ def test_no_end_token_comes_before_min_tokens_of_both_engines(make_driver):
     assert MODEL.eos not in whole[:12]
 
 
+def test_a_choice_that_had_ended_elsewhere_is_not_run(make_driver):
+    driver = make_driver(MODEL)
+    params = {"n": 2, "max_tokens": 5, "ignore_eos": True}
+    driver.add("rest", [3, 4], continued=[[5], [6]], finished=[1], **params)
+    driver.run().check_all()
+    assert set(driver.tokens) == {("rest", 0)}
+
+
 def test_each_choice_goes_on_from_its_own_tokens(make_driver):
     driver = make_driver(MODEL)
     params = {"n": 3, "temperature": 1.0, "max_tokens": 12, "ignore_eos": True}

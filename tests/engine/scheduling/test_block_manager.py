@@ -172,6 +172,21 @@ def test_events_tell_chains_and_the_snapshot_repeats_them(manager):
     manager.check_integrity([seq.block_table, branch.block_table])
 
 
+def test_a_block_is_reusable_once_it_is_full(manager):
+    seq = make_seq(range(7))
+    manager.try_allocate_seq(seq)
+    manager.register_computed(seq, 7)
+    assert manager.snapshot() == [StoredBlocks(hash_blocks(ROOT, list(range(4)), 4), None)]
+
+
+def test_a_clear_makes_cached_blocks_free(manager):
+    kept = computed(manager, range(8))
+    drop(manager, computed(manager, range(50, 58), seq_id=1))
+    manager.clear([kept])
+    assert manager.num_available == 6
+    manager.check_integrity([kept.block_table])
+
+
 def test_growth_ends_with_the_memory(manager):
     seq = make_seq(range(4))
     manager.try_allocate_seq(seq)

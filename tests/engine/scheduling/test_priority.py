@@ -162,6 +162,27 @@ def test_a_choice_of_many_and_a_constraint_free_seed_survive_being_preempted(mak
     assert set(preempted(driver)) == {"many"}
 
 
+@pytest.mark.parametrize(("budget", "length", "tokens"), [(4, 31, 18), (6, 32, 17)])
+def test_a_choice_waits_for_a_prompt_that_is_computed_again(make_driver, budget, length, tokens):
+    """The first choice makes way and comes back in chunks, as a slot for the second gets free.
+
+    That is in the middle of the prompt, or in the round that computes its end.
+    """
+    driver = make_driver(
+        QUIET,
+        policy="priority",
+        max_num_seqs=2,
+        max_num_batched_tokens=budget,
+        prefix_cache=False,
+    )
+    driver.add("old", range(1, 5), max_tokens=tokens, ignore_eos=True)
+    driver.add("many", range(length), n=2, temperature=1.0, max_tokens=6, ignore_eos=True)
+    while not driver.tokens[("many", 0)]:
+        driver.step()
+    driver.add("urgent", range(30, 33), priority=1, max_tokens=2, ignore_eos=True)
+    driver.run().check_all()
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 2, 5])
 def test_one_that_made_way_can_be_cancelled_at_any_time(make_driver, rounds):
     driver = make_driver(QUIET, policy="priority", max_num_seqs=2)

@@ -43,6 +43,13 @@ def test_a_minute_of_requests_at_once_and_then_as_they_come_back(counts, clock):
     assert admit(counts, acme).refused == "requests_per_min"
 
 
+def test_an_idle_hour_saves_up_one_minute(counts, clock):
+    acme = who(Limits(requests_per_min=3))
+    assert admit(counts, acme).refused is None
+    clock.now += 3600
+    assert [admit(counts, acme).refused for _ in range(4)] == [None] * 3 + ["requests_per_min"]
+
+
 def test_real_tokens_replace_the_reserved_ones_also_beyond_the_limit(counts, clock):
     acme = who(Limits(tokens_per_min=60))
     scopes = scopes_of(acme)

@@ -73,6 +73,10 @@ def test_draws_follow_softmax() -> None:
     assert _chi_square(counts, dict.fromkeys(range(5), 0.2)) > 1000
 
 
+def test_a_high_temperature_makes_draws_alike() -> None:
+    assert _many([5.0, 0.0], 64, temperature=1.0)[1] < 8 < _many([5.0, 0.0], 64, temperature=50)[1]
+
+
 def test_rare_tokens_are_drawn_as_rarely_as_they_should() -> None:
     vocabulary = 4096
     logits = torch.zeros(vocabulary)
@@ -127,6 +131,11 @@ def test_top_p_counts_after_top_k() -> None:
     # Among the two likeliest, 0.4 / 0.7 and 0.3 / 0.7: the first alone is 0.57.
     assert _kept(scores, top_k=2, top_p=0.57) == [0]
     assert _kept(scores, top_k=2, top_p=0.58) == [0, 1]
+
+
+def test_min_p_is_a_fraction_of_the_likeliest() -> None:
+    scores = torch.tensor([0.4, 0.3, 0.19, 0.11]).log().tolist()
+    assert _kept(scores, min_p=0.5) == [0, 1]
 
 
 def test_equal_scores_stay_together() -> None:
