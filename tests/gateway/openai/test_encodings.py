@@ -62,7 +62,9 @@ class TestContentEncoding:
         assert response.headers["accept-encoding"] == "gzip, deflate"
 
     @pytest.mark.parametrize(
-        "content", [BODY, gzip.compress(BODY)[:-9], gzip.compress(BODY) + b"more", b"", b"\x1f\x8b"]
+        "content",
+        [BODY, gzip.compress(BODY)[:-9], gzip.compress(BODY) + b"more", b"", b"\x1f\x8b"],
+        ids=["plain", "cut", "longer", "empty", "head"],
     )
     @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
     async def test_damaged_data_is_a_400_that_names_the_encoding(self, http, content, encoding):
