@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
-from decimal import Decimal
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ class Suite:
 
 def _multiple_of(validator: Any, factor: Any, value: Any, schema: Any) -> Iterator[Any]:
     """Exact: the package divides doubles, and takes 0.3 for no multiple of 0.0001."""
-    if validator.is_type(value, "number") and Decimal(repr(value)) % Decimal(repr(factor)):
+    if validator.is_type(value, "number") and Fraction(repr(value)) % Fraction(repr(factor)):
         yield jsonschema.ValidationError(f"{value!r} is not a multiple of {factor!r}")
 
 

@@ -89,7 +89,7 @@ def test_the_runner_sees_what_is_wrong(suite):
     assert row.refused == {"not": 1}
     assert len(row.not_compiled) == 1
     lines = list(table({"file": row}))
-    assert lines[2] == "| file | 3 | 1: not 1 | 1 | 0 / 1 | 0 | 12 |"
+    assert lines[2] == "| file | 3 | 1: not 1 | 1 | 1 | 0 / 1 | 0 | 12 |"
     assert lines[3].startswith("| all | 3 | 1 | 1 |")
 
 
