@@ -283,10 +283,10 @@ async def test_a_full_queue_is_refused_with_a_hint(spawn):
 
 async def test_a_constraint_that_cannot_be_enforced_is_refused_by_its_name(spawn):
     engine = await spawn()
-    constraint = inference_pb2.Constraint(json_schema='{"type": "integer", "multipleOf": 2}')
+    constraint = inference_pb2.Constraint(json_schema='{"type": "array", "uniqueItems": true}')
     error = await refused(engine.engine.Run(request("r", constraint=constraint)))
     assert error.violations[0].field == "constraint.json_schema"
-    assert error.metadata["keyword"] == "/multipleOf"
+    assert error.metadata["keyword"] == "/uniqueItems"
 
 
 async def test_health_reflection_and_public_service(spawn, tmp_path):
