@@ -126,6 +126,10 @@ def _build(assets: TextAssets) -> ModelText:
     tokenizer, template = Tokenizer(assets), template_of(assets)
     profile = detect(template.source, uses_tools=template.uses_tools, tokenizer=tokenizer)
     text = ModelText(tokenizer, template, profile)
+    try:
+        tokenizer.prepare()
+    except ValueError as error:  # requests whose text needs it are refused
+        log.warning("%s: %s", assets.digest, error)
     if text.template.problem and assets.chat_template:
         log.warning("%s: %s", assets.digest, text.template.problem)
     return text

@@ -19,12 +19,12 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.block_hash import effective_salt
 from services.common.errors import InvalidArgumentError
 from services.common.rpc.continuation import StreamLedger
-from services.common.text import chat_ids, render_chat
+from services.common.text import RenderedChat, render_prompt, rendered_ids, text_ids
 from services.gateway.answers.plan import AnswerPlan, plan_answer
 from services.gateway.answers.tools import read_tools
 from services.gateway.models.catalog import Catalog, ModelView
 from services.gateway.models.text_store import ModelText, TextStore
-from services.gateway.request.checks import check_chat, check_request, refuse
+from services.gateway.request.checks import check_chat, check_parse_special, check_request, refuse
 
 T = TypeVar("T")
 # Shorter texts are processed faster than a thread wakes up.
@@ -109,13 +109,14 @@ class RequestAdmission:
         kind = request.WhichOneof("prompt")
         if kind is None:
             refuse("prompt", "is missing: send text or chat")
+        check_parse_special(request)
         if kind == "chat":
             check_chat(request.chat)
             rendered = await self._render(text, request.chat)
         else:
-            rendered = request.text
+            rendered = RenderedChat(request.text)
         ids = await self._tokenize(text, request, rendered)
-        return inference_pb2.TokenizeResponse(token_ids=ids, rendered=rendered)
+        return inference_pb2.TokenizeResponse(token_ids=ids, rendered=rendered.text)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest
@@ -143,7 +144,7 @@ class RequestAdmission:
         plan = AnswerPlan()
         if kind == "token_ids":
             return request.token_ids.ids, plan
-        rendered = request.text
+        rendered = RenderedChat(request.text)
         if kind == "chat":
             use = read_tools(request.chat)
             _check_contents(request.chat, text, model.max_model_len)
@@ -151,8 +152,8 @@ class RequestAdmission:
                 rendered = await self._render(text, request.chat)
             engine = model.engines[0]
             profile = text.profile.configured(engine.tool_parser, engine.reasoning_parser)
-            plan = plan_answer(request, use, profile, rendered, text.tokenizer.token_bytes)
-        _check_text_length(rendered, text, model.max_model_len, _field_of(request))
+            plan = plan_answer(request, use, profile, rendered.text, text.tokenizer.token_bytes)
+        _check_text_length(rendered.text, text, model.max_model_len, _field_of(request))
         with self._tracer.start_as_current_span("tokenize", context=context) as span:
             ids = await self._tokenize(text, request, rendered)
             span.set_attribute("inferfleet.prompt_tokens", len(ids))
@@ -164,27 +165,21 @@ class RequestAdmission:
         self,
         text: ModelText,
         request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
-        rendered: str,
+        rendered: RenderedChat,
     ) -> list[int]:
-        if request.WhichOneof("prompt") == "chat":
-            ids = await self._run(len(rendered), lambda: chat_ids(text.template, request.chat))
-            if ids is not None:  # this template makes token ids itself
-                return ids
-        plain = request.WhichOneof("prompt") == "text"
-        return await self._encode(text, rendered, add_special_tokens=plain)
+        def encode() -> list[int]:
+            if request.WhichOneof("prompt") == "chat":
+                return rendered_ids(text.template, text.tokenizer, request.chat, rendered)
+            parse_special = request.parse_special_tokens
+            return text_ids(text.tokenizer, rendered.text, parse_special=parse_special)
 
-    async def _render(self, text: ModelText, chat: inference_pb2.Chat) -> str:
+        return await self._run(len(rendered.text), encode)
+
+    async def _render(self, text: ModelText, chat: inference_pb2.Chat) -> RenderedChat:
         size = sum(len(message.content) for message in chat.messages)
         size += sum(tool.ByteSize() for tool in chat.tools)
-        return await self._run(size, lambda: render_chat(text.template, chat))
-
-    async def _encode(
-        self, text: ModelText, rendered: str, *, add_special_tokens: bool
-    ) -> list[int]:
-        encode = text.tokenizer.encode
-        return await self._run(
-            len(rendered), lambda: encode(rendered, add_special_tokens=add_special_tokens)
-        )
+        control = text.tokenizer.control
+        return await self._run(size, lambda: render_prompt(text.template, control, chat))
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """Run `work` in a thread, or here if its text is short."""
