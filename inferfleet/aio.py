@@ -157,6 +157,7 @@ class AsyncClient:
         prompt: str | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        parse_special_tokens: bool = False,
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> Tokens:
@@ -166,6 +167,7 @@ class AsyncClient:
             request.chat.CopyFrom(chat_of(messages, None))
         else:
             request.text = prompt or ""
+            request.parse_special_tokens = parse_special_tokens
         answer = await self._call(self._stub.Tokenize, request, timeout_s)
         return Tokens(tuple(answer.token_ids), answer.rendered)
 

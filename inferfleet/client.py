@@ -181,6 +181,7 @@ class Client:
         prompt: str | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        parse_special_tokens: bool = False,
         model: str | None = None,
         timeout_s: float | None = None,
     ) -> Tokens:
@@ -190,6 +191,7 @@ class Client:
             request.chat.CopyFrom(chat_of(messages, None))
         else:
             request.text = prompt or ""
+            request.parse_special_tokens = parse_special_tokens
         answer = self._call(self._stub.Tokenize, request, timeout_s)
         return Tokens(tuple(answer.token_ids), answer.rendered)
 

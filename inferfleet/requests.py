@@ -43,6 +43,8 @@ class GenerateParams(TypedDict, total=False):
     echo: bool
     no_text: bool
     stream_interval: int
+    keep_special_tokens: bool
+    parse_special_tokens: bool
     template_args: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str
@@ -133,6 +135,8 @@ def _add_tools(chat: pb.Chat, params: GenerateParams) -> None:
 def _set_param(request: pb.GenerateRequest, name: str, value: Any) -> None:
     if name == "request_id":
         request.request_id = value
+    elif name == "parse_special_tokens":
+        request.parse_special_tokens = value
     elif name == "bypass_cache":
         request.cache.bypass = value
     elif name == "stop":

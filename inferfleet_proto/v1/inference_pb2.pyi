@@ -26,7 +26,7 @@ FINISH_REASON_CONTEXT_FULL: FinishReason
 FINISH_REASON_GRAMMAR_COMPLETE: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "token_ids", "sampling", "stop", "constraint", "response", "routing", "cache", "request_id")
+    __slots__ = ("model", "text", "chat", "token_ids", "sampling", "stop", "constraint", "response", "routing", "cache", "request_id", "parse_special_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class GenerateRequest(_message.Message):
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: Chat
@@ -49,7 +50,8 @@ class GenerateRequest(_message.Message):
     routing: RoutingHints
     cache: CacheOptions
     request_id: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., routing: _Optional[_Union[RoutingHints, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    parse_special_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., response: _Optional[_Union[ResponseOptions, _Mapping]] = ..., routing: _Optional[_Union[RoutingHints, _Mapping]] = ..., cache: _Optional[_Union[CacheOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., parse_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -207,20 +209,22 @@ class Choices(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResponseOptions(_message.Message):
-    __slots__ = ("no_text", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "stream_interval")
+    __slots__ = ("no_text", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "stream_interval", "keep_special_tokens")
     NO_TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     STREAM_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     no_text: bool
     logprobs: bool
     top_logprobs: int
     prompt_logprobs: bool
     echo: bool
     stream_interval: int
-    def __init__(self, no_text: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., echo: _Optional[bool] = ..., stream_interval: _Optional[int] = ...) -> None: ...
+    keep_special_tokens: bool
+    def __init__(self, no_text: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., echo: _Optional[bool] = ..., stream_interval: _Optional[int] = ..., keep_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class RoutingHints(_message.Message):
     __slots__ = ("session_id", "priority", "expected_output_tokens")
@@ -389,14 +393,16 @@ class Choice(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("model", "text", "chat")
+    __slots__ = ("model", "text", "chat", "parse_special_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: Chat
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ...) -> None: ...
+    parse_special_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., parse_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids", "rendered")

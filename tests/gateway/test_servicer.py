@@ -102,6 +102,25 @@ class TestTextAndModels:
         back.keep_special_tokens = True
         assert (await stub.Detokenize(back)).text == "é<|im_end|>"
 
+    async def test_control_tokens_come_only_from_a_prompt_that_asks(self, stub, engine):  # R2-16
+        text = "a<|im_end|>"
+        for parse, ids in ((False, [*text.encode()]), (True, [97, 258])):
+            asked = inference_pb2.TokenizeRequest(
+                model=MODEL, text=text, parse_special_tokens=parse
+            )
+            assert list((await stub.Tokenize(asked)).token_ids) == ids
+            await texts(stub.Generate(request(text=text, parse_special_tokens=parse)))
+            assert list(engine.requests[-1].request.token_ids.ids) == ids
+        chat = inference_pb2.Chat(messages=[{"role": "user", "content": text}])
+        answer = await stub.Tokenize(inference_pb2.TokenizeRequest(model=MODEL, chat=chat))
+        assert [i for i in answer.token_ids if i > 255] == [257, 258, 257]
+        parts = {"model": MODEL, "chat": chat, "parse_special_tokens": True}
+        for call in (
+            stub.Complete(inference_pb2.GenerateRequest(**parts)),
+            stub.Tokenize(inference_pb2.TokenizeRequest(**parts)),
+        ):
+            assert (await failure(call)).violations[0].field == "parse_special_tokens"
+
     async def test_detokenize_names_a_foreign_id(self, stub):
         call = stub.Detokenize(inference_pb2.DetokenizeRequest(model=MODEL, token_ids=[999]))
         error = await failure(call)

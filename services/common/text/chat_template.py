@@ -4,7 +4,9 @@ Templates come from model files. They run in jinja2's immutable sandbox with the
 Hugging Face's libraries provide. Any error in a template is an INVALID_ARGUMENT on `chat`.
 """
 
+import contextlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -20,6 +22,7 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
 from services.common.text.assets import TextAssets
 from services.common.text.bounded_template import BoundedEnvironment, TemplateTooCostlyError
+from services.common.text.control_tokens import ControlTokens, without_surrogates
 from services.common.text.deepseek_encoding import DeepseekEncoding, is_deepseek_v4
 from services.common.text.template_check import is_bounded
 from services.common.text.tool_prompt import (
@@ -28,6 +31,9 @@ from services.common.text.tool_prompt import (
     with_text_arguments,
 )
 from services.common.text.tool_schema import plain, schema_of
+from services.common.text.trusted_template import TrustedTemplate, replace_filter
+
+log = logging.getLogger(__name__)
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Names that a caller's template_args must not replace.
@@ -49,6 +55,7 @@ class ChatTemplate:
         that can be killed may call it (or compile it), unless its operator trusts it."""
         self._template: jinja2.Template | None = None
         self._environment = _environment(now)
+        self._trusted: TrustedTemplate | None = None
         if self.source:
             self._examine()
 
@@ -99,27 +106,68 @@ class ChatTemplate:
         """
         if self._problem:
             _refuse("chat", self._problem)
-        extra = dict(template_args or {})
-        for name in extra:
-            if name in _RESERVED or name in self._tokens:
-                _refuse("chat.template_args", f"{name} is set by the server")
-        add_generation_prompt = extra.pop("add_generation_prompt", add_generation_prompt)
+        variables = self._variables(add_generation_prompt, template_args)
         if not self.uses_tools:
             messages, tools = in_messages(messages, tools or ()), None
         elif self._text_arguments:
             messages = [with_text_arguments(message) for message in messages]
         try:
             return self._compile().render(
-                messages=messages,
-                tools=tools or None,
-                add_generation_prompt=add_generation_prompt,
-                **self._tokens,
-                **extra,
+                messages=messages, tools=tools or None, **self._tokens, **variables
             )
         except (TemplateTooCostlyError, MemoryError):
             raise
         except Exception as error:  # a template may fail in any way Python can
             _refuse("chat", f"the model's chat template refuses it: {error or type(error)}")
+
+    def render_marked(
+        self,
+        control: ControlTokens,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> str | None:
+        """As `render`, with the server's own text in trusted characters.
+
+        None if the template does something with that text that loses this.
+
+        Raises:
+            TemplateTooCostlyError: within `bounded_template.limited` only.
+        """
+        variables = self._variables(True, template_args)
+        if not self.uses_tools:
+            messages, tools = in_messages(messages, tools or (), control.trusted), None
+        elif self._text_arguments:
+            messages = [with_text_arguments(message) for message in messages]
+        try:
+            trusted = self._trusted_template(control)
+            return trusted.render(messages, self._tokens, tools=tools or None, **variables)
+        except (TemplateTooCostlyError, MemoryError):
+            raise
+        except Exception as error:  # as in `render`
+            log.debug("the chat template does not keep its own text apart: %s", error)
+            return None
+
+    def prepare(self, control: ControlTokens) -> None:
+        """Compile now, if it is bounded, what the first `render_marked` would have to wait for."""
+        if self.bounded and not self._problem:
+            with contextlib.suppress(Exception):  # `render_marked` then returns None
+                self._trusted_template(control)
+
+    def _trusted_template(self, control: ControlTokens) -> TrustedTemplate:
+        if self._trusted is None or self._trusted.control is not control:
+            self._trusted = TrustedTemplate(self._environment, self.source, control)
+        return self._trusted
+
+    def _variables(
+        self, add_generation_prompt: bool, template_args: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        extra = dict(template_args or {})
+        for name in extra:
+            if name in _RESERVED or name in self._tokens:
+                _refuse("chat.template_args", f"{name} is set by the server")
+        return {"add_generation_prompt": add_generation_prompt, **extra}
 
 
 Template = ChatTemplate | DeepseekEncoding
@@ -136,7 +184,7 @@ def render_chat(template: Template, chat: inference_pb2.Chat) -> str:
     Raises:
         InvalidArgumentError: no messages, an unknown role, or the template refuses.
     """
-    messages, tools, args = _parts(chat)
+    messages, tools, args = chat_parts(chat)
     return template.render(messages, tools=tools, template_args=args)
 
 
@@ -148,13 +196,18 @@ def chat_ids(template: Template, chat: inference_pb2.Chat) -> list[int] | None:
     """
     if isinstance(template, ChatTemplate):
         return None
-    messages, tools, args = _parts(chat)
+    messages, tools, args = chat_parts(chat)
     return template.encode(messages, tools=tools, template_args=args)
 
 
-def _parts(
+def chat_parts(
     chat: inference_pb2.Chat,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """The messages, tools and template arguments of a Chat.
+
+    Raises:
+        InvalidArgumentError: no messages, an unknown role, or a tool that cannot be read.
+    """
     if not chat.messages:
         _refuse("chat.messages", "must not be empty")
     messages = [_message(index, message) for index, message in enumerate(chat.messages)]
@@ -190,6 +243,8 @@ def _name_results(messages: list[dict[str, Any]]) -> None:
 def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
     try:
         arguments = json.loads(call.arguments or "{}")
+        if "\\u" in call.arguments:
+            arguments = without_surrogates(arguments)
     except (ValueError, RecursionError):  # an answer was cut inside its call
         arguments = call.arguments
     function = {"name": call.name, "arguments": arguments}
@@ -198,7 +253,8 @@ def _tool_call(call: inference_pb2.ToolCall) -> dict[str, Any]:
 
 def _tool(index: int, tool: inference_pb2.Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}
-    function["parameters"] = schema_of(index, tool)
+    schema = schema_of(index, tool)
+    function["parameters"] = without_surrogates(schema) if "\\u" in tool.parameters_json else schema
     return {"type": "function", "function": function}
 
 
@@ -213,6 +269,7 @@ def _free_names(source: str) -> set[str]:
 def _environment(now: Callable[[], datetime]) -> BoundedEnvironment:
     environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS)
     environment.filters["tojson"] = _tojson
+    environment.filters["replace"] = replace_filter
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
     environment.check_filters()

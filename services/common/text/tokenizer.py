@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import tokenizers
 
 from services.common.text.assets import TextAssets
 from services.common.text.byte_level import byte_alphabet
+from services.common.text.control_tokens import ControlTokens, RenamedTokenizer, control_ids
 
 _METASPACE = "\u2581"
 
@@ -34,6 +36,16 @@ class Tokenizer:
         self._added = dict(inner.get_added_tokens_decoder())
         self._special = frozenset(i for i, token in self._added.items() if token.special)
         self._bos = _bos_id(inner, assets)
+        self._start = _added_start(inner)
+        self._control_ids = control_ids(self._added)
+        self.control = ControlTokens(
+            self._control_ids,
+            in_normalized=inner.normalizer is not None
+            and any(self._added[i].normalized for i in self._control_ids.values()),
+        )
+        """The tokens that callers' text never becomes."""
+        self._source = assets.tokenizer_json
+        self._renamed: RenamedTokenizer | ValueError | None = None
         self.digest = assets.digest
         self.vocab_size = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
         """Ids are below this."""
@@ -42,15 +54,87 @@ class Tokenizer:
         """A text has at least as many tokens as its bytes divided by this."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encode a text.
+        """Encode a text whose names of control tokens become those tokens.
 
         Args:
-            text: names of special tokens in it become those tokens.
+            text: text of the server, or of a caller that requests this.
             add_special_tokens: add the model's tokens around plain text; False for a rendered
                 chat template, which contains them already.
         """
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
-        if add_special_tokens and self._bos is not None and ids[:1] != [self._bos]:
+        return self._with_one_bos(ids) if add_special_tokens else ids
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Encode a text of a caller: names of control tokens in it remain text.
+
+        A text that begins with the token that the model's texts begin with has it once.
+
+        Raises:
+            ValueError: the text spells a control token that cannot be kept out of text.
+        """
+        encoding = self._inner.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        if not self.control.ids.isdisjoint(ids):
+            # The mask is 1 for the tokens that the post-processor adds.
+            added = encoding.special_tokens_mask
+            of_text = [i for i, is_added in zip(ids, added, strict=True) if not is_added]
+            if not self.control.ids.isdisjoint(of_text):
+                return self._encode_renamed(text, add_special_tokens=add_special_tokens)
+        return self._with_one_bos(ids) if add_special_tokens else ids
+
+    def _encode_renamed(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if add_special_tokens and self._bos_text and text.startswith(self._bos_text):
+            text = text[len(self._bos_text) :]
+        inner = self._renamed_tokenizer().inner
+        ids = list(inner.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self._with_one_bos(ids) if add_special_tokens else ids
+
+    def encode_marked(self, text: str, marked: str) -> list[int]:
+        """Encode a rendered chat: only its trusted control tokens become tokens.
+
+        Args:
+            text: the rendered text.
+            marked: the same with the template's own text in trusted characters.
+
+        Raises:
+            ValueError: the text spells a control token that cannot be kept out of text.
+        """
+        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        if [i for i in ids if i in self.control.ids] == self.control.trusted_ids(marked):
+            return ids
+        renamed = self._renamed_tokenizer()
+        named = self.control.replace_trusted(marked, renamed.names)
+        return list(renamed.inner.encode(named, add_special_tokens=False).ids)
+
+    def prepare(self) -> None:
+        """Build now what the first text with a control token would have to wait for.
+
+        Raises:
+            ValueError: the tokenizer has a control token that cannot be kept out of text.
+        """
+        self._renamed_tokenizer()
+
+    def _renamed_tokenizer(self) -> RenamedTokenizer:
+        if self._renamed is None:
+            try:
+                self._renamed = RenamedTokenizer(self._source, self._control_ids)
+            except Exception as error:  # the library raises bare Exception
+                self._renamed = ValueError(f"control tokens cannot be kept out of text: {error}")
+        if isinstance(self._renamed, ValueError):
+            raise ValueError(str(self._renamed))
+        return self._renamed
+
+    @property
+    def _bos_text(self) -> str:
+        """The text of the tokens that are put before plain text; empty if there are none."""
+        first = [self._bos] if self._bos is not None else self._start
+        return "".join(self._added[i].content for i in first if i in self._added)
+
+    def _with_one_bos(self, ids: list[int]) -> list[int]:
+        size = len(self._start)
+        if size and ids[: 2 * size] == self._start * 2:
+            return ids[size:]  # the post-processor adds them; the text began with them
+        if self._bos is not None and ids[:1] != [self._bos]:
             return [self._bos, *ids]
         return ids
 
@@ -114,6 +198,13 @@ def _decoder_types(decoder: Any) -> frozenset[str]:
         return frozenset()
     parts = [decoder, *decoder.get("decoders", [])]
     return frozenset(str(part.get("type")) for part in parts)
+
+
+def _added_start(inner: tokenizers.Tokenizer) -> list[int]:
+    """The tokens that the post-processor puts before plain text, e.g. [BOS]."""
+    encoding = inner.encode("a", add_special_tokens=True)
+    added = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+    return [i for i, _ in takewhile(lambda pair: pair[1] == 1, added)]
 
 
 def _bos_id(inner: tokenizers.Tokenizer, assets: TextAssets) -> int | None:

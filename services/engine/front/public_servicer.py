@@ -14,7 +14,14 @@ from inferfleet_proto.v1 import inference_pb2, inference_pb2_grpc
 from services.common import errors, rpc
 from services.common.answer_collector import AnswerCollector
 from services.common.service import telemetry
-from services.common.text import TextAssets, Tokenizer, chat_ids, render_chat, template_of
+from services.common.text import (
+    TextAssets,
+    Tokenizer,
+    render_prompt,
+    rendered_ids,
+    template_of,
+    text_ids,
+)
 from services.engine.front.request_translation import ModelFacts, check_model
 from services.engine.front.servicer import RequestRunner, ServerContext, send_identity
 
@@ -121,18 +128,19 @@ class PublicServicer(inference_pb2_grpc.InferenceServicer):
             raise errors.InvalidArgumentError.for_field(
                 "prompt", "must be set", reason="EMPTY_PROMPT"
             )
+        tokenizer, template = self._tokenizer, self._template
         if kind == "chat":
             _check_tools(request.chat)
-            text = await asyncio.to_thread(render_chat, self._template, request.chat)
-            own = await asyncio.to_thread(chat_ids, self._template, request.chat)
-            if own is not None:
-                return own, text
-        else:
-            text = request.text
-        plain = kind == "text"
-        if len(text) <= _LONG_TEXT_CHARS:
-            return self._tokenizer.encode(text, add_special_tokens=plain), text
-        ids = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=plain)
+            rendered = await asyncio.to_thread(
+                render_prompt, template, tokenizer.control, request.chat
+            )
+            ids = await asyncio.to_thread(rendered_ids, template, tokenizer, request.chat, rendered)
+            return ids, rendered.text
+        text, parse_special = request.text, request.parse_special_tokens
+        # Text with control tokens may have to wait until a second tokenizer is built.
+        if len(text) <= _LONG_TEXT_CHARS and not tokenizer.control.overlaps(text):
+            return text_ids(tokenizer, text, parse_special=parse_special), text
+        ids = await asyncio.to_thread(text_ids, tokenizer, text, parse_special=parse_special)
         return ids, text
 
 

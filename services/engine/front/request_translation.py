@@ -6,7 +6,7 @@ refused by its name, never ignored.
 
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 from google.protobuf.message import Message
@@ -50,7 +50,7 @@ class AcceptedRequest(CoreRequest, frozen=True, kw_only=True):
     no_text: bool = False
     echo: bool = False
     stream_interval: int = 1
-    shown_token_ids: frozenset[int] = frozenset()
+    shown_token_ids: Container[int] = frozenset()
     """Special tokens whose text is part of the output."""
 
 
@@ -92,8 +92,15 @@ def translate(message: engine_pb2.EngineRequest, facts: ModelFacts) -> AcceptedR
         sent_text_bytes=_sent_text_bytes(message.continuation, params),
         echo=request.response.echo,
         stream_interval=_given(request.response, "stream_interval", 1),
-        shown_token_ids=frozenset(message.shown_token_ids),
+        shown_token_ids=_shown_ids(message, facts),
     )
+
+
+def _shown_ids(message: engine_pb2.EngineRequest, facts: ModelFacts) -> Container[int]:
+    """The special tokens whose text the caller gets."""
+    if message.request.response.keep_special_tokens:
+        return range(facts.vocab_size)
+    return frozenset(message.shown_token_ids)
 
 
 def check_model(name: str, facts: ModelFacts) -> None:

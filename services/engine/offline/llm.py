@@ -11,7 +11,7 @@ from typing import Any, Self
 from inferfleet_proto.v1 import inference_pb2
 from services.common.config.settings import resolve
 from services.common.errors import BY_NAME, FleetError, InvalidArgumentError, Violation
-from services.common.text import Tokenizer, chat_ids, render_chat, template_of
+from services.common.text import Tokenizer, render_prompt, rendered_ids, template_of, text_ids
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.finish_reason import FinishReason
 from services.engine.contract.messages import (
@@ -173,15 +173,12 @@ class LLM:
             chat.template_args.update(dict(template_args))
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError.for_field("chat", str(error)) from error
-        own = chat_ids(self._template, chat)
-        if own is not None:
-            return own
-        text = render_chat(self._template, chat)
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        rendered = render_prompt(self._template, self.tokenizer.control, chat)
+        return rendered_ids(self._template, self.tokenizer, chat, rendered)
 
     def _add_request(self, prompt: Prompt, params: SamplingParams, keys: list[str]) -> None:
         """Enqueue a request; its key is in `keys` first, so that an interrupt can end it."""
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = text_ids(self.tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
         if params.constraint is not None:
             check_constraint(params.constraint)
         if params.seed is None:

@@ -4,7 +4,7 @@ The output is a pure function of the tokens so far. Only the grouping into delta
 the client reads. Resuming a stream on another engine relies on this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from inferfleet_proto.v1 import inference_pb2
 from services.engine.contract.finish_reason import FinishReason
@@ -34,7 +34,7 @@ class ChoiceStream:
         prompt_token_ids: Sequence[int],
         *,
         no_text: bool = False,
-        shown_ids: frozenset[int] = frozenset(),
+        shown_ids: Container[int] = frozenset(),
     ) -> None:
         self.index = index
         self.num_tokens = 0

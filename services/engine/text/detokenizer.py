@@ -4,7 +4,7 @@ The text so far is a pure function of the tokens so far, however they were group
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 _LONGEST_CHARACTER = 4
@@ -32,7 +32,7 @@ class Detokenizer:
         self,
         tokens: TokenBytes,
         prompt_token_ids: Sequence[int] = (),
-        shown_ids: frozenset[int] = frozenset(),
+        shown_ids: Container[int] = frozenset(),
     ) -> None:
         self._tokens = tokens
         self._shown_ids = shown_ids

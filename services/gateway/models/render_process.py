@@ -11,8 +11,9 @@ import msgspec
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError, UnavailableError
-from services.common.text import ChatTemplate
-from services.gateway.models.render_main import MAX_ANSWER_BYTES, Job, Outcome
+from services.common.text import ChatTemplate, RenderedChat
+from services.common.text.control_tokens import ControlTokens
+from services.gateway.models.render_main import MAX_ANSWER_BYTES, Job, Outcome, from_bytes
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,10 @@ class RenderProcesses:
         self._busy: set[Process] = set()
         self._ending: set[asyncio.Task[int]] = set()
 
-    async def render(self, template: ChatTemplate, chat: inference_pb2.Chat) -> str:
-        """The text of a chat; a caller that is cancelled ends its process.
+    async def render(
+        self, template: ChatTemplate, control: ControlTokens, chat: inference_pb2.Chat
+    ) -> RenderedChat:
+        """Render a chat; a caller that is cancelled ends its process.
 
         Raises:
             InvalidArgumentError: the template refuses the chat, or exceeds a limit.
@@ -48,7 +51,7 @@ class RenderProcesses:
             done = False
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    outcome = await _exchange(process, template, chat)
+                    outcome = await _exchange(process, template, control, chat)
                 done = True
             except TimeoutError:
                 _refuse_costly(f"takes longer than {self._timeout_s:g} s")
@@ -64,7 +67,8 @@ class RenderProcesses:
             raise InvalidArgumentError.for_field(
                 outcome.field, outcome.problem, reason="CHAT_TEMPLATE"
             )
-        return outcome.text.decode("utf-8", "surrogatepass")
+        marked = None if outcome.marked is None else from_bytes(outcome.marked)
+        return RenderedChat(from_bytes(outcome.text), marked)
 
     async def close(self) -> None:
         """Kill all processes; idempotent."""
@@ -113,10 +117,15 @@ def _refuse_costly(problem: str) -> NoReturn:
     )
 
 
-async def _exchange(process: Process, template: ChatTemplate, chat: inference_pb2.Chat) -> Outcome:
+async def _exchange(
+    process: Process, template: ChatTemplate, control: ControlTokens, chat: inference_pb2.Chat
+) -> Outcome:
     assert process.stdin is not None, "made with pipes"
     tokens = tuple(sorted(template.special_tokens.items()))
-    frame = msgspec.msgpack.encode(Job(template.source, tokens, chat.SerializeToString()))
+    job = Job(
+        template.source, tokens, control.items, control.in_normalized, chat.SerializeToString()
+    )
+    frame = msgspec.msgpack.encode(job)
     process.stdin.write(struct.pack("<I", len(frame)) + frame)
     await process.stdin.drain()
     return msgspec.msgpack.decode(await _read_frame(process), type=Outcome)

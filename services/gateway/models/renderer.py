@@ -12,9 +12,10 @@ from concurrent.futures import Executor
 from typing import Any
 
 from inferfleet_proto.v1 import inference_pb2
-from services.common.text import ChatTemplate, render_chat
+from services.common.text import ChatTemplate, RenderedChat, render_prompt
 from services.common.text.bounded_template import TemplateTooCostlyError, limited
 from services.common.text.chat_template import Template
+from services.common.text.control_tokens import ControlTokens
 from services.gateway.models.render_process import RenderProcesses
 
 # Shorter chats are rendered faster than a thread wakes up.
@@ -42,10 +43,13 @@ class Renderer:
         """End the processes; idempotent."""
         await self._processes.close()
 
-    async def render(self, template: Template, chat: inference_pb2.Chat, pool: Executor) -> str:
-        """The text of a chat.
+    async def render(
+        self, template: Template, control: ControlTokens, chat: inference_pb2.Chat, pool: Executor
+    ) -> RenderedChat:
+        """Render a chat.
 
         Args:
+            control: of the model's tokenizer.
             pool: threads for long chats.
 
         Raises:
@@ -54,24 +58,31 @@ class Renderer:
         """
         size = chat.ByteSize()
         if not isinstance(template, ChatTemplate):  # a library, not a template of a model's file
-            return await _in(pool if size > INLINE_CHARS else None, render_chat, template, chat)
+            where = pool if size > INLINE_CHARS else None
+            return await _in(where, render_prompt, template, control, chat)
         if template.bounded and size <= THREAD_CHARS:
             short = size <= INLINE_CHARS
             seconds, most = INLINE_S if short else THREAD_S, BASE_CHARS + CHARS_PER_CHAR * size
             where = None if short else pool
             with contextlib.suppress(TemplateTooCostlyError):  # the process may take longer
-                return await _in(where, _render_limited, template, chat, seconds, most)
-        return await self._processes.render(template, chat)
+                return await _in(where, _render_limited, template, control, chat, seconds, most)
+        return await self._processes.render(template, control, chat)
 
 
 def _render_limited(
-    template: ChatTemplate, chat: inference_pb2.Chat, seconds: float, max_chars: int
-) -> str:
+    template: ChatTemplate,
+    control: ControlTokens,
+    chat: inference_pb2.Chat,
+    seconds: float,
+    max_chars: int,
+) -> RenderedChat:
     with limited(seconds, max_chars):
-        return render_chat(template, chat)
+        return render_prompt(template, control, chat)
 
 
-async def _in(pool: Executor | None, work: Callable[..., str], *arguments: Any) -> str:
+async def _in(
+    pool: Executor | None, work: Callable[..., RenderedChat], *arguments: Any
+) -> RenderedChat:
     """Run `work` in a thread; None: here."""
     if pool is None:
         return work(*arguments)

@@ -14,7 +14,7 @@ from inferfleet_proto.internal.v1 import engine_pb2, engine_pb2_grpc
 from services.common.errors import UnavailableError
 from services.common.rpc import Membership
 from services.common.tasks import cancel_and_wait
-from services.common.text import TextAssets, Tokenizer, template_of
+from services.common.text import ChatTemplate, TextAssets, Tokenizer, template_of
 from services.common.text.chat_template import Template
 from services.gateway.answers.profile import ChatProfile, detect
 from services.gateway.models.catalog import ModelView
@@ -126,6 +126,12 @@ def _build(assets: TextAssets) -> ModelText:
     tokenizer, template = Tokenizer(assets), template_of(assets)
     profile = detect(template.source, uses_tools=template.uses_tools, tokenizer=tokenizer)
     text = ModelText(tokenizer, template, profile)
+    if isinstance(template, ChatTemplate):
+        template.prepare(tokenizer.control)
+    try:
+        tokenizer.prepare()
+    except ValueError as error:  # requests whose text needs it are refused
+        log.warning("%s: %s", assets.digest, error)
     if text.template.problem and assets.chat_template:
         log.warning("%s: %s", assets.digest, text.template.problem)
     return text

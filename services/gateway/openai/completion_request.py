@@ -40,6 +40,7 @@ def parse_completion(body: Any) -> ParsedBody:
     if best_of is not None and best_of != n:
         refuse("best_of", f"must be equal to n, which is {n}; got {best_of}")
     logprobs = fields.integer("logprobs", 0, 20)
+    common.parse_special_tokens = bool(fields.boolean("parse_special_tokens"))
     echo = bool(fields.boolean("echo"))
     common.response.echo = echo
     if logprobs is not None:

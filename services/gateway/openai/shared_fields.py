@@ -66,6 +66,7 @@ def read_stop(fields: Fields, request: inference_pb2.GenerateRequest) -> None:
     request.stop.stop_token_ids.extend(token_ids_of(ids, "stop_token_ids"))
     request.stop.ignore_eos = bool(fields.boolean("ignore_eos"))
     request.stop.include_stop_in_output = bool(fields.boolean("include_stop_str_in_output"))
+    request.response.keep_special_tokens = fields.boolean("skip_special_tokens") is False
 
 
 def read_routing(fields: Fields, request: inference_pb2.GenerateRequest) -> None:

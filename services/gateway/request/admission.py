@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import NoReturn, TypeVar
 
 from opentelemetry import trace
@@ -20,7 +19,7 @@ from inferfleet_proto.v1 import inference_pb2
 from services.common.block_hash import effective_salt
 from services.common.errors import InvalidArgumentError
 from services.common.rpc.continuation import StreamLedger
-from services.common.text import chat_ids
+from services.common.text import RenderedChat, rendered_ids, text_ids
 from services.gateway.answers.plan import AnswerPlan, plan_answer
 from services.gateway.answers.tools import read_tools
 from services.gateway.models.catalog import Catalog, ModelView
@@ -29,6 +28,7 @@ from services.gateway.models.text_store import ModelText, TextStore
 from services.gateway.request.checks import (
     check_chat,
     check_ids_to_decode,
+    check_parse_special,
     check_request,
     check_text_to_tokenize,
     refuse,
@@ -129,16 +129,17 @@ class RequestAdmission:
         kind = request.WhichOneof("prompt")
         if kind is None:
             refuse("prompt", "is missing: send text or chat")
+        check_parse_special(request)
         text = await self._texts.get(model)
-        rendered = request.text
+        rendered = RenderedChat(request.text)
         if kind == "chat":
             check_chat(request.chat)
             _check_contents(request.chat, text, model.max_model_len)
-            rendered = await self._renderer.render(text.template, request.chat, self._calls_pool)
-        _check_text_length(rendered, text, model.max_model_len, kind)
-        check_text_to_tokenize(kind, rendered, model.max_model_len)
+            rendered = await self._render(text, request.chat, self._calls_pool)
+        _check_text_length(rendered.text, text, model.max_model_len, kind)
+        check_text_to_tokenize(kind, rendered.text, model.max_model_len)
         ids = await self._tokenize(text, request, rendered, self._calls_pool)
-        return inference_pb2.TokenizeResponse(token_ids=ids, rendered=rendered)
+        return inference_pb2.TokenizeResponse(token_ids=ids, rendered=rendered.text)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest
@@ -165,16 +166,16 @@ class RequestAdmission:
         plan = AnswerPlan()
         if kind == "token_ids":
             return request.token_ids.ids, plan
-        rendered = request.text
+        rendered = RenderedChat(request.text)
         if kind == "chat":
             use = read_tools(request.chat)
             _check_contents(request.chat, text, model.max_model_len)
             with self._tracer.start_as_current_span("render", context=context):
-                rendered = await self._renderer.render(text.template, request.chat, self._pool)
+                rendered = await self._render(text, request.chat, self._pool)
             engine = model.engines[0]
             profile = text.profile.configured(engine.tool_parser, engine.reasoning_parser)
-            plan = plan_answer(request, use, profile, rendered, text.tokenizer.token_bytes)
-        _check_text_length(rendered, text, model.max_model_len, _field_of(request))
+            plan = plan_answer(request, use, profile, rendered.text, text.tokenizer.token_bytes)
+        _check_text_length(rendered.text, text, model.max_model_len, _field_of(request))
         with self._tracer.start_as_current_span("tokenize", context=context) as span:
             ids = await self._tokenize(text, request, rendered, self._pool)
             span.set_attribute("inferfleet.prompt_tokens", len(ids))
@@ -186,17 +187,21 @@ class RequestAdmission:
         self,
         text: ModelText,
         request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
-        rendered: str,
+        rendered: RenderedChat,
         pool: Executor,
     ) -> list[int]:
-        if request.WhichOneof("prompt") == "chat":
-            work = partial(chat_ids, text.template, request.chat)
-            ids = await self._run(len(rendered), work, pool)
-            if ids is not None:  # this template makes token ids itself
-                return ids
-        plain = request.WhichOneof("prompt") == "text"
-        encode = partial(text.tokenizer.encode, rendered, add_special_tokens=plain)
-        return await self._run(len(rendered), encode, pool)
+        def encode() -> list[int]:
+            if request.WhichOneof("prompt") == "chat":
+                return rendered_ids(text.template, text.tokenizer, request.chat, rendered)
+            parse_special = request.parse_special_tokens
+            return text_ids(text.tokenizer, rendered.text, parse_special=parse_special)
+
+        return await self._run(len(rendered.text), encode, pool)
+
+    async def _render(
+        self, text: ModelText, chat: inference_pb2.Chat, pool: Executor
+    ) -> RenderedChat:
+        return await self._renderer.render(text.template, text.tokenizer.control, chat, pool)
 
     @staticmethod
     async def _run(size: int, work: Callable[[], T], pool: Executor) -> T:

@@ -119,6 +119,19 @@ def _check_prompt(request: inference_pb2.GenerateRequest, vocab_size: int) -> No
         _check_ids("token_ids.ids", request.token_ids.ids, vocab_size)
     if kind == "chat":
         check_chat(request.chat)
+    check_parse_special(request)
+
+
+def check_parse_special(
+    request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+) -> None:
+    """Refuse `parse_special_tokens` for a chat.
+
+    Raises:
+        InvalidArgumentError: names the field.
+    """
+    if request.parse_special_tokens and request.WhichOneof("prompt") == "chat":
+        refuse("parse_special_tokens", "is for `text` only: in a chat the template makes them")
 
 
 def check_chat(chat: inference_pb2.Chat) -> None:

@@ -287,3 +287,6 @@ def test_prompt_logprobs_that_would_not_fit_one_message():
 def test_special_tokens_to_show():
     assert run(request(), shown_token_ids=[7, 7, 9]).shown_token_ids == {7, 9}
     assert run(request()).shown_token_ids == frozenset()
+    shown = run(request(response={"keep_special_tokens": True})).shown_token_ids  # R2-25
+    assert 0 in shown
+    assert FACTS.vocab_size not in shown

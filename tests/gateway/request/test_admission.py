@@ -32,7 +32,7 @@ async def test_a_chat_that_cannot_fit_is_refused_before_its_template_is_rendered
 ):
     rendered = []
     monkeypatch.setattr(
-        "services.gateway.models.renderer.render_chat", lambda *_: rendered.append(1)
+        "services.gateway.models.renderer.render_prompt", lambda *_: rendered.append(1)
     )
     async with (
         running_gateway(engine) as gateway,
