@@ -49,13 +49,13 @@ def test_the_openai_client_gets_json_of_its_schema_whole_and_streamed(client):
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(client):
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
+    schema = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
             model=MODEL, messages=QUESTION, response_format=response_format(schema)
         )
     assert caught.value.body["param"] == "response_format"
-    assert "/properties/n/multipleOf" in caught.value.body["message"]
+    assert "/properties/n/uniqueItems" in caught.value.body["message"]
 
 
 def test_the_command_takes_a_schema_and_a_pattern(fleet, capsys, tmp_path):

@@ -22,7 +22,7 @@ def busy(fleet) -> str | None:
 
 
 def test_an_engine_killed_before_its_first_token_costs_nothing(fleet, wait_until):
-    prompt = long_prompt(1, 3000)
+    prompt = long_prompt(1, 1500)
     stream = fleet.stream(fleet.request(prompt, max_tokens=4))
     engine = wait_until(lambda: busy(fleet), "an engine to take the request")
     assert stream.deltas() == 0, "the prompt is too short for this machine"
@@ -48,7 +48,7 @@ def test_a_client_that_leaves_frees_its_blocks(fleet, wait_until):
         engines = fleet.engines().values()
         return not any(e["held_blocks"] or e["running"] or e["in_flight"] for e in engines)
 
-    wait_until(freed, "the blocks to be free", 10)
+    wait_until(freed, "the blocks to be free", 60)
 
 
 def test_a_client_that_leaves_during_its_prefill_frees_its_blocks(fleet, wait_until):
@@ -58,7 +58,7 @@ def test_a_client_that_leaves_during_its_prefill_frees_its_blocks(fleet, wait_un
     wait_until(
         lambda: not any(e["held_blocks"] or e["running"] for e in fleet.engines().values()),
         "the blocks to be free",
-        10,
+        60,  # a round of prefill on a busy machine takes many seconds, and is not interrupted
     )
 
 
@@ -106,5 +106,5 @@ def test_a_deadline_that_passes_is_an_error_and_frees_its_blocks(fleet, wait_unt
     wait_until(
         lambda: not any(e["held_blocks"] or e["running"] for e in fleet.engines().values()),
         "the blocks to be free",
-        10,
+        60,  # a round of prefill on a busy machine takes many seconds, and is not interrupted
     )

@@ -193,7 +193,7 @@ class EngineStream:
             return Retry()
         engine_id = attempt.engine.engine_id
         if failure.refused:
-            log.info("engine %s refused: %s: %s", engine_id, error.code.name, error.message)
+            log.info("engine %s refused: %s: %s", engine_id, error.code.name, failure.log_text)
         else:
             log.warning("engine %s failed: %s: %s", engine_id, error.code.name, error.message)
         span_attributes.add_failure(self._span, attempt.engine, failure)

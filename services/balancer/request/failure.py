@@ -46,6 +46,15 @@ class Failure:
         """The engine works: it answered that it does not take this request, or not now."""
         return not self.lost and not isinstance(self.error, (*_ENGINE_FAULTS, *_ENDED))
 
+    @property
+    def log_text(self) -> str:
+        """What logs and traces say: a refusal's message may quote text of the caller, its fields do
+        not."""
+        if not self.refused:
+            return self.error.message
+        fields = ", ".join(violation.field for violation in self.error.violations)
+        return f"{self.error.reason} {fields}".rstrip()
+
     def may_retry(self, *, started: bool) -> bool:
         """Whether another engine may succeed.
 

@@ -37,7 +37,7 @@ def add_failure(span: trace.Span, engine: EngineView, failure: Failure) -> None:
         {
             "inferfleet.engine_id": engine.engine_id,
             "inferfleet.status": failure.error.code.name,
-            "inferfleet.message": failure.error.message[:256],
+            "inferfleet.message": failure.log_text[:256],
         },
     )
 
