@@ -1,6 +1,7 @@
 """The command over TLS: by its flags, and by what a local fleet's record says."""
 
 from concurrent import futures
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -105,9 +106,14 @@ def of_a_fleet(certificates):
 async def test_status_reaches_a_balancer_with_mutual_tls(start, certificates, tmp_path):
     address = start(fleet_pb2_grpc.add_FleetServicer_to_server, FakeFleet(), members=True)
     settings = (*of_a_fleet(certificates), ("engine", "simulate", "yes"))
-    options = Options(tmp_path, settings=settings)
-    listed = await list_engines(address, "token", tls.balancer_files(options))
-    assert [engine["engine_id"] for engine in listed["engines"]] == ["e-1"]
+    fleet = Fleet(Options(tmp_path, settings=settings), lambda _: None)
+    fleet.claim()
+    fleet.addresses = SimpleNamespace(admin=address, gateway="", http="")
+    try:
+        status = await fleet._on_status({})
+    finally:
+        await fleet.stop()
+    assert [engine["engine_id"] for engine in status["engines"]] == ["e-1"]
     assert "engines_error" in await list_engines(address, "token")
 
 

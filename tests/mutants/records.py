@@ -11,7 +11,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAULTS = Path(__file__).resolve().parent / "faults"
-SUBJECTS = ("fencing", "memory", "quotas", "resumption", "salts", "sampling", "scheduler")
+SUBJECTS = (
+    *("fencing", "memory", "protocol", "quotas"),
+    *("resumption", "salts", "sampling", "scheduler"),
+)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from services.balancer.engines.member import Member
 from services.common.etcd.registry import ENGINES_PREFIX
 
 
@@ -34,6 +35,18 @@ async def test_while_etcd_is_away_no_engine_leaves(fleet):
     fleet.service.dependencies.registry._sweep()
     assert fleet.state("a") == "unreachable", "the engine may return before etcd does"
     fleet.keys.connected = True
+    await fleet.until_state("a", "gone")
+
+
+async def test_a_stopped_engine_stays_in_the_view_without_its_key(fleet, monkeypatch):
+    engine = await fleet.add("a")
+    monkeypatch.setattr(Member, "may_wake", lambda *_: True)
+    await fleet.keys.forget(engine)
+    await engine.stop()
+    await fleet.until_state("a", "stalled")
+    fleet.service.dependencies.registry._sweep()
+    assert fleet.state("a") == "stalled"
+    monkeypatch.undo()
     await fleet.until_state("a", "gone")
 
 

@@ -104,6 +104,15 @@ def test_a_password_in_a_url_is_never_repeated(cls, url, option, capsys):
     assert "s3cr-et" not in output
 
 
+def test_a_printed_url_has_no_password(capsys):
+    argv = ["--otlp-endpoint=http://u:s3cr-et@h:4317", "--print-config"]
+    with pytest.raises(SystemExit):
+        load(GatewayConfig, argv, prog="svc", description="", environ={})
+    output = "".join(capsys.readouterr())
+    assert "http://u:***@h:4317" in output
+    assert "s3cr-et" not in output
+
+
 def test_redaction_keeps_what_is_no_secret():
     assert (
         redacted("redis: bad, got 'redis://u:pw@h:1/0'") == "redis: bad, got 'redis://u:***@h:1/0'"

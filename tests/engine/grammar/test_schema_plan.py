@@ -59,6 +59,25 @@ def test_what_constrains_nothing_is_as_if_it_were_absent(extra):
     assert plan({"type": "array", "items": {**SIMPLE, **extra}}) == plan(inside)
 
 
+ITEMS = {"type": "array", "items": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "extra"),
+    [
+        (ITEMS, {"uniqueItems": False}),
+        (ITEMS, {"minItems": 0}),
+        (ITEMS, {"unevaluatedItems": True}),
+        (ITEMS, {"minContains": 1}),
+        ({"type": "string"}, {"minLength": 0}),
+        (SIMPLE, {"propertyNames": {}}),
+        (SIMPLE, {"dependentRequired": {}}),
+    ],
+)
+def test_what_constrains_nothing_of_its_own_type_is_as_if_it_were_absent(schema, extra):
+    assert plan({**schema, **extra}) == plan(schema)
+
+
 def tagged(kind: str, required: bool = True) -> dict:
     schema = {"type": "object", "properties": {"kind": {"const": kind}, "n": {"type": "integer"}}}
     return {**schema, "required": ["kind"]} if required else schema

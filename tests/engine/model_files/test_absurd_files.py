@@ -3,11 +3,15 @@
 import json
 import struct
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from services.common.config.settings import ConfigError
 from services.common.text.assets import TextAssets
 from services.engine.contract.model_config import ModelFileError
+from services.engine.front import service
+from services.engine.front.config import FrontConfig
 from services.engine.model_files import template_check
 from services.engine.model_files.gguf_header import read_header
 from services.engine.model_files.hf_config import folder_config
@@ -111,6 +115,14 @@ def test_a_template_that_cannot_be_compiled(source, monkeypatch, tmp_path):
     assets = TextAssets.of(tokenizer_json=b"{}", chat_template=source)
     with pytest.raises(ModelFileError, match=f"^{tmp_path}: chat_template: "):
         template_check.check_template(assets, tmp_path)
+
+
+def test_an_engine_checks_the_template_before_it_serves(monkeypatch, tmp_path):
+    assets = TextAssets.of(tokenizer_json=b"{}", chat_template="{% if %}")
+    monkeypatch.setattr(service, "load_text_assets", lambda _: assets)
+    monkeypatch.setattr(service, "find_model", lambda _: SimpleNamespace(path=tmp_path))
+    with pytest.raises(ConfigError, match="chat_template"):
+        service._load_assets(FrontConfig(model="m"))
 
 
 def test_a_model_without_a_template_is_served(tmp_path):

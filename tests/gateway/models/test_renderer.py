@@ -88,9 +88,10 @@ async def test_an_endless_loop_ends_and_the_loop_goes_on(hasty, pool):
     looping = template(LOOP)
     assert looping.bounded
     for text in ("hi", "a" * 10_000):  # by a process, in a thread
-        message, gap_s = await longest_gap_s(
-            refusal(hasty.render(looping, CONTROL, chat(text), pool))
-        )
+        async with asyncio.timeout(40):  # of these, a process takes seconds to start
+            message, gap_s = await longest_gap_s(
+                refusal(hasty.render(looping, CONTROL, chat(text), pool))
+            )
         assert message.endswith("takes longer than 0.5 s with it")
         assert gap_s < 0.5
     assert not hasty._processes._idle  # the process was killed
