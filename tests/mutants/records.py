@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAULTS = Path(__file__).resolve().parent / "faults"
 SUBJECTS = (
-    *("fencing", "memory", "protocol", "quotas"),
-    *("resumption", "salts", "sampling", "scheduler"),
+    *("fencing", "memory", "operations", "protocol", "quotas"),
+    *("resumption", "salts", "sampling", "scheduler", "schemas"),
 )
 
 
