@@ -55,6 +55,7 @@ CHAT = {
 }
 COMPLETION = {
     "prompt": "ab",
+    "parse_special_tokens": True,
     "echo": True,
     "logprobs": 1,
     "best_of": 1,
