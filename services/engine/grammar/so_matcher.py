@@ -22,7 +22,10 @@ from services.engine.grammar.wire import Outcome, Ready, Setup
 log = logging.getLogger(__name__)
 
 SLOW_TOKEN_S = 0.05
-"""CPU seconds that matching one token may take; an ambiguous grammar takes ever more."""
+"""CPU seconds that matching one token may take; an ambiguous grammar takes ever more. One token
+alone may take longer, since Python may collect its garbage within it."""
+_FAR_TOO_SLOW = 10
+"""So many times the limit is too long for one token too."""
 
 
 _STRICT_BYTES = 64 << 10
@@ -216,8 +219,10 @@ class SOMatcher:
         never written again. Without any bit, no token can follow."""
         self.must_end = False
         """Whether the answer is complete and only its end can follow."""
+        self._late = False
         self.slow = False
-        """Whether a token took longer than `SLOW_TOKEN_S`, or more than the engine's limits."""
+        """Whether two tokens in a row took longer than `SLOW_TOKEN_S`, one took far longer, or one
+        needs more than the engine's limits."""
         self._update_mask()
 
     def accept(self, token_id: int) -> bool:
@@ -232,8 +237,9 @@ class SOMatcher:
             return False
         self._tokens += token_ids
         self._update_mask()
-        took_s = time.thread_time() - began
-        self.slow = self.slow or took_s > SLOW_TOKEN_S * max(1, len(token_ids))
+        took = (time.thread_time() - began) / (SLOW_TOKEN_S * max(1, len(token_ids)))
+        was_late, self._late = self._late, took > 1
+        self.slow = self.slow or (self._late and was_late) or took > _FAR_TOO_SLOW
         return True
 
     def rollback(self, count: int) -> bool:

@@ -2,6 +2,7 @@ import itertools
 import json
 import re
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,19 @@ def test_a_grammar_whose_tokens_take_ever_longer_is_noticed(monkeypatch, wait_fo
         assert matcher.accept(ord("a"))
         assert plain.accept(ord("a"))
     assert not plain.slow
+
+
+def test_one_late_token_alone_ends_no_request(monkeypatch, wait_for):
+    """Python may collect its garbage within it."""
+    matcher = wait_for(Constraint("regex", "a+")).grammar.matcher()
+    seconds = iter([0.0, 0.2, 1.0, 1.0, 2.0, 2.2, 3.0, 3.2])
+    clock = types.SimpleNamespace(thread_time=lambda: next(seconds))
+    monkeypatch.setattr("services.engine.grammar.so_matcher.time", clock)
+    slow = []
+    for _ in range(4):
+        assert matcher.accept(ord("a"))
+        slow.append(matcher.slow)
+    assert slow == [False, False, False, True]
 
 
 def test_a_bad_grammar_is_reported_by_the_compiler(wait_for):
