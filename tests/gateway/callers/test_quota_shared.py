@@ -125,6 +125,19 @@ async def test_a_gateway_that_dies_leaks_neither_slots_nor_ids(redis_url, monkey
                 await asyncio.sleep(0.02)
 
 
+async def test_a_dead_gateways_slot_is_free_beside_the_slots_of_others(redis_url, monkeypatch):
+    monkeypatch.setattr(shared_module, "LEASE_S", 0.3)
+    acme = who(concurrency=2)
+    async with gateway(redis_url, "a") as a, gateway(redis_url, "b") as b:
+        await a.admit(acme, "1", 1)
+        await b.admit(acme, "2", 1)
+        a._heartbeats.cancel()
+        async with asyncio.timeout(10):
+            while await outcomes(b, acme, "3") != ["ok"]:
+                await b._send_heartbeat(b.shared)  # keeps the set of leases in Redis
+                await asyncio.sleep(0.02)
+
+
 async def test_leases_are_restored_after_redis_was_emptied(start_redis):
     acme = who(concurrency=1)
     server = start_redis()
