@@ -44,16 +44,19 @@ class ControlServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            line = await asyncio.wait_for(reader.readline(), TIMEOUT_S)
-            reply = await self._reply_to(json.loads(line))
+            reply = await self._reply_to(await _read_request(reader))
             writer.write(json.dumps(reply).encode() + b"\n")
             await writer.drain()
-        except (TimeoutError, OSError, ValueError):
-            pass  # a malformed request, or a caller that has left, gets no answer
+        except (TimeoutError, OSError):
+            pass  # a caller that sends no line, or has left, needs no answer
         finally:
             writer.close()
 
     async def _reply_to(self, request: Any) -> dict[str, Any]:
+        if request is None:
+            return {
+                "error": f"the request must be one line of JSON, {MAX_LINE_BYTES} bytes at most"
+            }
         if not isinstance(request, dict) or not hmac.compare_digest(
             str(request.get("token", "")).encode(), self._token.encode()
         ):
@@ -64,6 +67,18 @@ class ControlServer:
         if handler is None:
             return {"error": f"unknown command: {request.get('command')}"}
         return await handler(request)
+
+
+async def _read_request(reader: asyncio.StreamReader) -> Any:
+    """The caller's line as JSON; None if it is not JSON or too long.
+
+    Raises:
+        TimeoutError: no line came in time.
+    """
+    try:
+        return json.loads(await asyncio.wait_for(reader.readline(), TIMEOUT_S))
+    except ValueError:
+        return None
 
 
 def send_command(state_dir: Path, command: str, **arguments: Any) -> dict[str, Any]:
