@@ -33,8 +33,7 @@ async def _with_health(service: dict[str, Any], timeout_s: float) -> dict[str, A
 async def health_of(address: str, timeout_s: float = TIMEOUT_S) -> str:
     """ "ready", "stalled" or "not serving".
 
-    An error other than a timeout counts as ready: the event loop has answered. A server with TLS
-    answers this call without TLS so.
+    A server with TLS cannot answer this call, which has none: it is "ready" if its port is open.
     """
     async with grpc.aio.insecure_channel(address) as channel:
         try:
@@ -42,7 +41,20 @@ async def health_of(address: str, timeout_s: float = TIMEOUT_S) -> str:
                 health_pb2.HealthCheckRequest(), timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return STALLED if late else "ready"
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return STALLED
+            return "ready" if await _is_open(address, timeout_s) else NOT_SERVING
     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
     return "ready" if serving else NOT_SERVING
+
+
+async def _is_open(address: str, timeout_s: float) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return False
+    return True

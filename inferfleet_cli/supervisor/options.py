@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.config.redis_keys import is_one_server
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_KV_MEMORY = "1GiB"
 """Ample for the default model and quick to allocate. Other models get a share of free memory."""
@@ -160,7 +162,7 @@ def keys_of(
             **etcd,
             "balancers": ",".join(address for address, _ in balancers),
         }
-        if len(gateways) > 1 and "," not in redis["redis"] and "sentinel" not in redis["redis"]:
+        if len(gateways) > 1 and is_one_server(redis["redis"]):
             keys[name] |= redis  # they count quotas together
     common = {
         "fleet-token-file": str(token_file),

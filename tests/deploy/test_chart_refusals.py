@@ -51,10 +51,13 @@ ETCD = {"endpoints": ["etcd:2379"]}
             "gateway.autoscaling.minReplicas",
         ),
         (
-            {"podDisruptionBudget": {"maxUnavailable": 0}, "balancer": {"replicas": 1}},
-            "podDisruptionBudget.maxUnavailable: 0 with one replica of balancer",
+            {"podDisruptionBudget": {"maxUnavailable": 0}, "balancer": {"replicas": 2}},
+            "podDisruptionBudget.maxUnavailable: 0 lets no pod of balancer be evicted",
         ),
-        ({"podDisruptionBudget": {"maxUnavailable": "0%"}}, "one replica of kvcache"),
+        (
+            {"podDisruptionBudget": {"maxUnavailable": "0%"}, "kvcache": {"replicas": 2}},
+            "no pod of kvcache be evicted",
+        ),
         (
             {"gateway": {"strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 0}}}},
             "gateway.strategy.rollingUpdate.maxUnavailable: 0",

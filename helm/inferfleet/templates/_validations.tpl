@@ -89,13 +89,13 @@
 {{- end -}}
 {{- end -}}
 
-{{/* JSON list: a budget of 0 beside a component of one replica, whose pod no drain could ever move. */}}
+{{/* JSON list: budgets of 0, under which no drain could ever move a pod. One replica has no budget. */}}
 {{- define "inferfleet.budgetProblems" -}}
 {{- $found := list -}}
 {{- if and .Values.podDisruptionBudget.enabled (has (toString .Values.podDisruptionBudget.maxUnavailable) (list "0" "0%")) -}}
 {{- range include "inferfleet.budgets" . | fromJsonArray -}}
-{{- if eq (int .replicas) 1 -}}
-{{- $found = append $found (printf "podDisruptionBudget.maxUnavailable: 0 with one replica of %s would block every drain of its node: set 1 or more, or more replicas, or podDisruptionBudget.enabled to false" (.engine | default .component)) -}}
+{{- if gt (int .replicas) 1 -}}
+{{- $found = append $found (printf "podDisruptionBudget.maxUnavailable: 0 lets no pod of %s be evicted, so every drain of its node would wait for ever: set 1 or more, or podDisruptionBudget.enabled to false" (.engine | default .component)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

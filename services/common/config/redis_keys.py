@@ -31,10 +31,15 @@ def number_problem(parts: SplitResult) -> str | None:
     return f"expected the number of a database, not {bad[0]!r}" if bad else None
 
 
+def is_one_server(url: str) -> bool:
+    """Whether a URL names one Redis, and not a list of servers or Sentinels."""
+    return not (url.partition("://")[0].endswith("+sentinel") or _SECOND_URL.search(url))
+
+
 def _bad_url(url: str) -> str | None:
     if not url:
         return None
-    if url.partition("://")[0].endswith("+sentinel") or _SECOND_URL.search(url):
+    if not is_one_server(url):
         return "one URL is needed: lists of servers and Sentinels are for the index"
     try:
         parts = urlsplit(url)

@@ -39,6 +39,13 @@ class UnprovenPeerError(grpc.aio.AioRpcError):
         super().__init__(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=details)
 
 
+def deadline_error() -> grpc.aio.AioRpcError:
+    """What a call that ran out of time raises, for what waits before the call."""
+    nothing = grpc.aio.Metadata()
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    return grpc.aio.AioRpcError(code, nothing, nothing, details="Deadline Exceeded")
+
+
 def server_proof(token: str, challenge: bytes, life: bytes, address: str) -> bytes:
     """What a server answers to a challenge."""
     signed = b"inferfleet server 1" + challenge + life + address.encode()
@@ -112,15 +119,18 @@ class Peer:
         """Metadata for the next call; asks the peer for a proof if there is none.
 
         Args:
-            timeout_s: how long the peer may take.
+            timeout_s: how long this caller waits, also for a proof that another one asked for.
 
         Raises:
             grpc.aio.AioRpcError: the peer did not answer, or is an UnprovenPeerError.
         """
-        async with self._lock:
-            if self._shown is None:
-                self._shown = await self._prove(timeout_s)
-            return self._shown
+        try:
+            async with asyncio.timeout(timeout_s), self._lock:
+                if self._shown is None:
+                    self._shown = await self._prove(timeout_s)
+                return self._shown
+        except TimeoutError:
+            raise deadline_error() from None
 
     async def _prove(self, timeout_s: float) -> Metadata:
         token = self._membership.token

@@ -55,7 +55,12 @@ async def test_a_fleet_starts_answers_and_leaves_nothing(tmp_path, stand_ins):
         status = await asyncio.to_thread(send_command, state_dir, "status")
         names = [service["name"] for service in status["services"]]
         assert names == ["redis", "etcd", "kvcache", "balancer", "engine-1", "engine-2", "gateway"]
-        assert {service["state"] for service in status["services"]} == {"ready"}
+        # The stand-ins are ready and listen nowhere: `status` calls each service.
+        assert [service["state"] for service in fleet.status()["services"]] == ["ready"] * 7
+        assert [service["state"] for service in status["services"]] == [
+            *("ready", "ready"),
+            *("not serving",) * 5,
+        ]
         assert "UNAVAILABLE" in status["engines_error"]  # no balancer stands behind the stand-in
         assert sum("ready in" in line for line in lines) == len(names)
         with pytest.raises(CliError, match="no trace of nothing"):

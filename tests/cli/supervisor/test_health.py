@@ -47,6 +47,12 @@ async def test_the_state_is_what_the_service_answers():
             await server.stop(None)
 
 
+async def test_a_closed_port_is_not_ready():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert await health_of(f"127.0.0.1:{port}", timeout_s=2) == "not serving"
+
+
 async def test_a_server_that_speaks_something_else_is_not_stalled():
     async def hang_up(reader, writer):
         await reader.read(1)

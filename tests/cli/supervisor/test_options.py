@@ -140,15 +140,24 @@ def test_spares_wait_for_a_file_and_share_the_memory(tmp_path):
     assert found["engine-2"]["kv-memory"] == "0.250"
 
 
-def test_gateways_count_in_the_redis_that_was_set_for_the_index(tmp_path):
-    settings = (("kvcache", "redis", "redis://cache:1/0"),)
+@pytest.mark.parametrize(
+    ("url", "shared"),
+    [
+        ("redis://cache:1/0", True),
+        ("redis://sentinel-db:1/0", True),
+        ("redis+sentinel://cache:1/main", False),
+        ("redis://cache:1,redis://cache:2", False),
+    ],
+)
+def test_gateways_count_in_the_redis_that_was_set_for_the_index(tmp_path, url, shared):
+    settings = (("kvcache", "redis", url),)
     options = Options(tmp_path, engines=2, gateways=2, settings=settings)
     at = dataclasses.replace(AT, more_gateways=SEVERAL["more_gateways"])
     ready = {name: tmp_path / name for name in service_names(2, 2)}
     found = {one.name: keys(one) for one in plan(options, at, tmp_path / "token", ready)}
-    assert {found[name]["redis"] for name in ("kvcache", "gateway-1", "gateway-2")} == {
-        "redis://cache:1/0"
-    }
+    assert found["kvcache"]["redis"] == url
+    for name in ("gateway-1", "gateway-2"):
+        assert found[name].get("redis") == (url if shared else None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """The fleet token is proven and never sent, whoever registers or passes challenges on."""
 
+import asyncio
 import contextlib
+import socket
+import time
 from contextlib import AsyncExitStack
 
 import grpc
@@ -167,6 +170,20 @@ async def test_runs_wait_for_the_proof_or_fail(serve):
         await link.run(b"", metadata=(), timeout_s=5).read()
     assert engine.metadata == []
     await link.close()
+
+
+async def test_each_caller_waits_for_a_silent_peer_only_as_long_as_it_said():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            peer = MEMBER.peer(channel, address, registered=True)
+            began = time.monotonic()
+            errors = await asyncio.gather(
+                *(peer.metadata(0.5) for _ in range(4)), return_exceptions=True
+            )
+            assert time.monotonic() - began < 1.5
+    codes = {error.code() for error in errors}
+    assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
 def test_with_tls_the_certificate_is_the_proof():

@@ -4,10 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import grpc
-
 from services.common.rpc.carrier.surface import Pairs, RunCall
-from services.common.rpc.proof import Peer
+from services.common.rpc.proof import Peer, deadline_error
 
 
 class ProvingCall:
@@ -63,10 +61,7 @@ class ProvingCall:
             async with asyncio.timeout_at(end_s):
                 shown = await peer.metadata()
         except TimeoutError:
-            nothing = grpc.aio.Metadata()
-            raise grpc.aio.AioRpcError(
-                grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details="Deadline Exceeded"
-            ) from None
+            raise deadline_error() from None
         left_s = None if end_s is None else end_s - loop.time()
         self._begun = begin(metadata=(*shown, *metadata), timeout=left_s)
         return self._begun

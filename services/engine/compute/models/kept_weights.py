@@ -112,7 +112,8 @@ class KeptWeights:
             self._data_at = 8 + head_bytes
             if os.fstat(file.fileno()).st_size != self._data_at + head["bytes"]:
                 raise ValueError("cut short")
-            os.utime(path)  # it is in use: others are deleted first
+            with contextlib.suppress(OSError):  # a folder that cannot be written can be read
+                os.utime(path)  # it is in use: others are deleted first
             self._file, self._entries = file, head["entries"]
             stack.pop_all()
 
@@ -153,11 +154,17 @@ def _peaks(path: Path) -> Path:
 
 
 def path_of(revision: str, config: ModelConfig, kernels: str) -> Path | None:
-    """Where the packed weights of a model are kept; None where no folder can be used."""
+    """Where the packed weights of a model are kept; None where no folder can be used.
+
+    The panels' layout follows the processor, and several kinds may share the folder.
+    """
+    from kernels.compiled.machine import machine  # numba: only compiled rounds come here
+
     folder = kept_files.folder("weights")
     if folder is None:
         return None
-    digest = hashlib.sha256(repr((revision, config, kernels, torch.__version__)).encode())
+    made_of = (revision, config, kernels, torch.__version__, machine())
+    digest = hashlib.sha256(repr(made_of).encode())
     with contextlib.suppress(ImportError):
         digest.update(version("gguf").encode())
     for place in _SOURCES:
@@ -169,10 +176,10 @@ def path_of(revision: str, config: ModelConfig, kernels: str) -> Path | None:
 def _write(path: Path, tensors: dict[str, Tensor], size: int) -> None:
     part = path.with_suffix(".part")
     try:
-        _delete_oldest(path.parent, MOST_BYTES - size)
         if shutil.disk_usage(path.parent).free < 2 * size:
             log.info("packed weights are not kept: the disk of %s is nearly full", path.parent)
             return
+        _delete_oldest(path.parent, MOST_BYTES - size)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return  # another engine of the model writes it
@@ -206,10 +213,12 @@ def _write_tensors(file: Any, tensors: dict[str, Tensor]) -> None:
 def _delete_oldest(folder: Path, most_bytes: int) -> None:
     """Delete the files used longest ago, until the others take `most_bytes` at most."""
     now = time.time()
-    for part in folder.glob("*.part"):
+    unfinished = [file for file in folder.iterdir() if file.suffix not in (".weights", ".peak")]
+    alone = [file for file in folder.glob("*.peak") if not file.with_suffix(".weights").exists()]
+    for file in (*unfinished, *alone):
         with contextlib.suppress(OSError):
-            if now - part.stat().st_mtime > _STALE_S:
-                part.unlink()
+            if now - file.stat().st_mtime > _STALE_S:
+                file.unlink()
     found = []
     for file in folder.glob("*.weights"):
         with contextlib.suppress(OSError):

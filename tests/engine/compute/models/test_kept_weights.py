@@ -1,11 +1,13 @@
 """Packed weights of one start serve the next: equal bits, and no other model's."""
 
+import dataclasses
 import os
 
 import pytest
 import torch
 
 from kernels import kept_files
+from kernels.compiled.machine import machine
 from kernels.whole_rounds import PackedWeight
 from services.engine.compute.model_runner import ModelRunner
 from services.engine.compute.models import kept_weights
@@ -117,14 +119,18 @@ def test_a_second_start_reads_what_the_first_packed(tiny_folders, monkeypatch):
         runner.close()
 
 
-def test_the_name_follows_files_kernels_and_sources(tiny_folders, monkeypatch, tmp_path):
+def test_the_name_follows_files_kernels_processor_and_sources(tiny_folders, monkeypatch, tmp_path):
     config = ModelRunner(EngineConfig(model=str(tiny_folders["tied"]), threads=1))._config
     names = {
         kept_weights.path_of("r", config, "jit"),
         kept_weights.path_of("s", config, "jit"),
         kept_weights.path_of("r", config, "jit-int8"),
     }
+    with monkeypatch.context() as other:
+        wide = dataclasses.replace(machine(), lanes=2 * machine().lanes)
+        other.setattr("kernels.compiled.machine.machine", lambda: wide)
+        names.add(kept_weights.path_of("r", config, "jit"))
     (tmp_path / "a.py").write_text("1")
     monkeypatch.setattr(kept_weights, "_SOURCES", (tmp_path,))
     names.add(kept_weights.path_of("r", config, "jit"))
-    assert len(names) == 4
+    assert len(names) == 5
