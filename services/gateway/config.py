@@ -8,7 +8,8 @@ from services.common.config.service_config import ServiceConfig
 from services.common.config.settings import setting
 from services.common.etcd.config import EtcdKeys, endpoints_setting
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,@]+")
+_DEFAULT_PORT = re.compile(r"(http://.*):80|(https://.*):443")
 
 
 def _check_aliases(pairs: tuple[str, ...]) -> str | None:
@@ -22,7 +23,15 @@ def _check_prefix(prefix: str) -> str | None:
 
 def _check_origins(origins: tuple[str, ...]) -> str | None:
     bad = [origin for origin in origins if origin != "*" and not _ORIGIN.fullmatch(origin)]
-    return f"{bad[0]!r} is not of the form scheme://host[:port], nor *" if bad else None
+    if bad:
+        return f"{bad[0]!r} is not of the form scheme://host[:port], nor *"
+    for origin in origins:
+        if not origin.isascii():
+            return f"{origin!r} never matches: write its host as browsers send it, as xn--…"
+        sent = _DEFAULT_PORT.sub(lambda found: found[1] or found[2], origin.lower())
+        if sent != origin:
+            return f"{origin!r} never matches: browsers send {sent!r}, write that"
+    return None
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,8 @@ class GatewayConfig(EtcdKeys, RedisKeys, ServiceConfig):
     )
     http_open_heads: int = setting(
         1024,
-        "HTTP connections whose first head is not complete; the oldest beyond that gets 503",
+        "HTTP connections with an unfinished head, or without a request yet; beyond that, the "
+        "oldest gets 503, or is closed if it has sent nothing",
         low=1,
     )
     http_body_timeout_s: float = setting(

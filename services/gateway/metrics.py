@@ -74,7 +74,8 @@ class GatewayMetrics:
         )
         self.http_refusals = Counter(
             "inferfleet_gateway_http_refusals",
-            "HTTP requests that exceed a bound of heads or bodies, by HTTP status",
+            "HTTP requests refused for a bound of heads or bodies, by HTTP status: 408, 431, 503; "
+            "a body that is too long (413) is not counted",
             ("status",),
             registry=registry,
         )

@@ -112,15 +112,17 @@ class InferenceServicer:
 
     def _enter(self, context: Context, method: str) -> None:
         authorization = _metadata(context).get("authorization")
-        self._access.enter(authorization, method=f"{SERVICE}/{method}", peer=_peer(context))
+        method = f"{SERVICE}/{method}"
+        self._access.enter(authorization, face="grpc", method=method, peer=_peer(context))
 
     def _caller(self, context: Context, method: str) -> Caller:
         metadata, peer = _metadata(context), _peer(context)
         method = f"{SERVICE}/{method}"
         request_id = metadata.get(rpc.REQUEST_ID_KEY) or None
+        authorization = metadata.get("authorization")
         return Caller(
             face="grpc",
-            who=self._access.identify(metadata.get("authorization"), method=method, peer=peer),
+            who=self._access.identify(authorization, face="grpc", method=method, peer=peer),
             peer=peer,
             method=method,
             request_id=request_id,

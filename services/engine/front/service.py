@@ -196,8 +196,10 @@ class EngineService:
         self._background.spawn(self._health.watch(self._entry.refresh), "health")
         self._stack.push_async_callback(self._entry.stop)
         if self._config.standby_file:
-            there = Path(self._config.standby_file).exists
-            self._background.spawn(self._register_later(there), "standby")
+            standby = self._register_later(Path(self._config.standby_file).exists)
+            # It ends before the entry stops, and not with the other tasks, or it could register.
+            task = self._background.spawn(standby, "standby")
+            self._stack.push_async_callback(cancel_and_wait, task)
         else:
             await self._entry.start()
 
@@ -205,9 +207,7 @@ class EngineService:
         """Register once the engine is to be used."""
         assert self._entry is not None
         log.info("loaded; standing by until %s exists", self._config.standby_file)
-        while True:
-            if is_due():
-                break
+        while not is_due():  # noqa: ASYNC110 - a file sets no event
             await asyncio.sleep(_STANDBY_POLL_S)
         await self._entry.start()
         await never()

@@ -15,11 +15,12 @@ class Access:
         self._audit = audit
         self._refused = metrics.unauthenticated
 
-    def identify(self, authorization: str | None, *, method: str, peer: str) -> Identity:
+    def identify(self, authorization: str | None, *, face: str, method: str, peer: str) -> Identity:
         """The caller's identity.
 
         Args:
             authorization: the header or metadata value.
+            face: "http" or "grpc", for the metrics.
 
         Raises:
             UnauthenticatedError: a key is required, and this is missing or not valid.
@@ -27,18 +28,17 @@ class Access:
         try:
             return self._tenants.identify(authorization)
         except UnauthenticatedError as error:
-            # A gRPC method is "package.Service/Method", an HTTP one "POST /path".
-            self._refused.labels("http" if " /" in method else "grpc", error.reason).inc()
+            self._refused.labels(face, error.reason).inc()
             self._audit.record_refused(method, None, peer, error)
             raise
 
-    def enter(self, authorization: str | None, *, method: str, peer: str) -> Identity:
+    def enter(self, authorization: str | None, *, face: str, method: str, peer: str) -> Identity:
         """Identify a caller of a method that needs no further check, and record the entry.
 
         Raises:
             UnauthenticatedError: as `identify`.
         """
-        who = self.identify(authorization, method=method, peer=peer)
+        who = self.identify(authorization, face=face, method=method, peer=peer)
         self.record_entry(who, method=method, peer=peer)
         return who
 

@@ -46,7 +46,7 @@ class RenderProcesses:
             UnavailableError: no process could be started.
         """
         async with self._turns:
-            process = self._idle.pop() if self._idle else await self._start()
+            process = self._take_idle() or await self._start()
             self._busy.add(process)
             done = False
             try:
@@ -54,9 +54,9 @@ class RenderProcesses:
                     outcome = await _exchange(process, template, control, chat)
                 done = True
             except TimeoutError:
-                _refuse_costly(f"takes longer than {self._timeout_s:g} s")
+                _refuse_costly(f"takes longer than {self._timeout_s:g} s with it")
             except (OSError, EOFError, ValueError):
-                _refuse_costly("ends the process that renders it, e.g. for its memory")
+                _refuse_costly("ends its process with it, e.g. because it needs too much memory")
             finally:
                 self._busy.discard(process)
                 if done:
@@ -78,6 +78,14 @@ class RenderProcesses:
             self._end(process)
         if self._ending:
             await asyncio.wait(self._ending)
+
+    def _take_idle(self) -> Process | None:
+        while self._idle:
+            process = self._idle.pop()
+            if process.returncode is None:
+                return process
+            self._end(process)  # somebody has killed it: this chat is not the reason
+        return None
 
     def _end(self, process: Process) -> None:
         """Kill a process; `close` waits until all have ended."""
@@ -113,7 +121,7 @@ class RenderProcesses:
 
 def _refuse_costly(problem: str) -> NoReturn:
     raise InvalidArgumentError.for_field(
-        "chat", f"the model's chat template {problem} with it", reason="CHAT_TEMPLATE"
+        "chat", f"the model's chat template {problem}", reason="CHAT_TEMPLATE"
     )
 
 

@@ -5,7 +5,7 @@ endpoint.py         one generation: JSON body in, JSON or server-sent events out
 health.py           /livez, /healthz
 cors.py             which web pages may call
 body.py             reads the bounded body; parsed_body.py: its meaning
-content_encoding.py inflates compressed bodies
+content_encoding.py inflates compressed bodies; json_size.py: bounds the values of large ones
 fields.py           reads JSON field by field
 chat_request.py, completion_request.py, shared_fields.py, tool_fields.py   JSON → protobuf
 stream_group.py     the streams of one body, one per prompt

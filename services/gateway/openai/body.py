@@ -1,7 +1,9 @@
-"""Reads the body of a request, with a bound, and waits for its sender to disconnect."""
+"""Reads and decodes the body of a request, within bounds; waits for its sender to disconnect."""
 
 import asyncio
 import codecs
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,17 +13,29 @@ from services.common.errors import CancelledError, InvalidArgumentError
 from services.common.rpc import MAX_RECEIVE_BYTES
 from services.gateway.openai.content_encoding import encoding_of, inflate
 from services.gateway.openai.errors import UnsupportedEncodingError, refuse_size
+from services.gateway.openai.json_size import check_values
 
 MAX_DISCARDED_BYTES = 8 * MAX_RECEIVE_BYTES
+LARGE_BYTES = 256 * 1024
+"""A longer body is decoded by a thread; a shorter one cannot have too many values."""
+_LARGE_BODIES = ThreadPoolExecutor(1, "large-bodies")
+"""Of all requests, so that they are inflated and decoded one at a time."""
 
 
-async def read_json(scope: Scope, receive: Receive) -> Any:
-    """The body as a JSON value.
+@dataclass(frozen=True)
+class SentBody:
+    """A whole body as it was sent; `encoding` is one of `encoding_of`."""
+
+    raw: bytes
+    encoding: str | None
+
+
+async def read_body(scope: Scope, receive: Receive) -> SentBody:
+    """The body, neither inflated nor decoded.
 
     Raises:
-        PayloadTooLargeError: the body is longer than a gRPC message may be, also once inflated.
+        PayloadTooLargeError: the body is longer than a gRPC message may be.
         UnsupportedEncodingError: the body has an encoding that is not read here.
-        InvalidArgumentError: the body is not JSON, or is damaged.
         CancelledError: the client disconnected while sending.
     """
     headers = dict(scope["headers"])
@@ -32,10 +46,29 @@ async def read_json(scope: Scope, receive: Receive) -> Any:
         if b"expect" not in headers:  # else the client waits for 100 Continue: nothing was sent
             await _read_bytes(headers, receive)  # as for a body that is too large
         raise
-    raw = await _read_bytes(headers, receive)
-    if encoding is not None:
-        # In a thread: a small body may inflate to the whole bound.
-        raw = await asyncio.to_thread(inflate, raw, encoding, MAX_RECEIVE_BYTES)
+    return SentBody(await _read_bytes(headers, receive), encoding)
+
+
+async def decode(sent: SentBody) -> Any:
+    """The body as a JSON value; costly, so the caller should be known before.
+
+    Raises:
+        PayloadTooLargeError: the body is too long once it is inflated.
+        InvalidArgumentError: the body is not JSON, is damaged, or has too many values.
+    """
+    if sent.encoding is None and len(sent.raw) <= LARGE_BYTES:
+        return _decode(sent.raw)
+    # A small body may inflate to the whole bound.
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_LARGE_BODIES, _decode_large, sent)
+
+
+def _decode_large(sent: SentBody) -> Any:
+    raw = sent.raw
+    if sent.encoding is not None:
+        raw = inflate(raw, sent.encoding, MAX_RECEIVE_BYTES)
+    if len(raw) > LARGE_BYTES:
+        check_values(raw)
     return _decode(raw)
 
 

@@ -20,7 +20,7 @@ from services.common.errors import FleetError, InternalError
 from services.common.service import telemetry
 from services.gateway.callers.access import Access
 from services.gateway.openai.answer_format import AnswerFormat, Header, usage_of
-from services.gateway.openai.body import read_json, wait_disconnect
+from services.gateway.openai.body import SentBody, decode, read_body, wait_disconnect
 from services.gateway.openai.errors import body_of, headers_of, status_of
 from services.gateway.openai.parsed_body import ParsedBody
 from services.gateway.openai.sse import SseWriter
@@ -60,11 +60,11 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await read_json(scope, receive)
+            sent = await read_body(scope, receive)
         except FleetError as error:
             await error_response(error)(scope, receive, send)
             return
-        work = asyncio.ensure_future(self._answer(body, scope, receive, send))
+        work = asyncio.ensure_future(self._answer(sent, scope, receive, send))
         disconnect = asyncio.ensure_future(wait_disconnect(receive))
         try:
             await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
@@ -75,10 +75,12 @@ class GenerationEndpoint:
         if not work.cancelled():
             work.result()
 
-    async def _answer(self, body: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, sent: SentBody, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[str, str] = {}
+        body: Any = None
         try:
             caller = caller_of(scope, self._access)
+            body = await decode(sent)
             parsed = self._parse(body)
             group = StreamGroup(
                 self._dependencies,
@@ -162,7 +164,7 @@ def caller_of(scope: Scope, access: Access) -> Caller:
     request_id = headers.get("x-request-id") or None
     return Caller(
         face="http",
-        who=access.identify(headers.get("authorization"), method=method, peer=peer),
+        who=access.identify(headers.get("authorization"), face="http", method=method, peer=peer),
         peer=peer,
         method=method,
         request_id=request_id,

@@ -84,8 +84,11 @@ class UnsupportedEncodingError(HttpOnlyError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The encodings that may be sent instead."""
-        return {"accept-encoding": self.metadata["accept-encoding"]}
+        """The encodings that may be sent instead.
+
+        The connection closes: a client that waits for 100 Continue may or may not send its body.
+        """
+        return {"accept-encoding": self.metadata["accept-encoding"], "connection": "close"}
 
 
 class CrossOriginError(HttpOnlyError):

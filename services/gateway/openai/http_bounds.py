@@ -31,11 +31,11 @@ class HttpBounds:
     """Of the requests of all connections whose bodies are incomplete."""
 
 
-class OpenHead(Protocol):
-    """A connection with an unfinished head."""
+class Connection(Protocol):
+    """A connection with an unfinished head or body."""
 
     def evict(self) -> None:
-        """Refuse the head at once, because there are too many."""
+        """Refuse the head or body at once, because there are too many."""
 
 
 @dataclass
@@ -47,7 +47,9 @@ class HttpLoad:
     """Called with the status of each refusal."""
     body_bytes: int = 0
     """Of incomplete bodies."""
-    _heads: dict[OpenHead, int] = field(default_factory=dict)
+    _bodies: dict[Connection, int] = field(default_factory=dict)
+    """The bytes of each incomplete body, oldest first."""
+    _heads: dict[Connection, int] = field(default_factory=dict)
     """The bytes of each open head, oldest first."""
     _head_bytes: int = 0
 
@@ -55,7 +57,7 @@ class HttpLoad:
         """How many heads are open."""
         return len(self._heads)
 
-    def hold_head(self, head: OpenHead, size: int) -> None:
+    def hold_head(self, head: Connection, size: int) -> None:
         """Record an open head of `size` bytes; evicts the oldest ones beyond the bounds.
 
         The oldest, because a real client sends its head within milliseconds: whoever holds heads
@@ -68,6 +70,19 @@ class HttpLoad:
             self.end_head(oldest)
             oldest.evict()
 
-    def end_head(self, head: OpenHead) -> None:
+    def end_head(self, head: Connection) -> None:
         """Forget a head that is complete, refused or gone; idempotent."""
         self._head_bytes -= self._heads.pop(head, 0)
+
+    def hold_body(self, body: Connection, size: int) -> None:
+        """Record `size` bytes of an incomplete body; evicts the oldest ones beyond the bound."""
+        self.body_bytes += size - self._bodies.get(body, 0)
+        self._bodies[body] = size
+        while self.body_bytes > self.bounds.open_body_bytes:
+            oldest = next(iter(self._bodies))
+            self.end_body(oldest)
+            oldest.evict()
+
+    def end_body(self, body: Connection) -> None:
+        """Forget a body that is complete, refused or gone; idempotent."""
+        self.body_bytes -= self._bodies.pop(body, 0)

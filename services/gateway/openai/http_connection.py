@@ -54,20 +54,17 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a part of a request, unless it exceeds a bound."""
-        if self._refused:
-            return
-        if not self._in_body:
+        while data and not self._refused and not self.transport.is_closing():
             left = self._bounds.head_bytes - self._plain_bytes
-            part, data = (data, b"") if len(data) <= left else (data[:left], data[left:])
-            self._receive(part)
-            if self._refused or self._check_head(full=bool(data)):
+            if left <= 0:
+                self._refuse_long()
                 return
-        if data:
-            self._receive(data)
-            if self._plain_bytes > self._bounds.head_bytes:
-                self._refuse(431, f"more than {self._bounds.head_bytes} bytes beside the body")
-                return
-            self._check_head()
+            # In parts, so that no head escapes its bound; a part may hold many whole requests.
+            self._receive(data[:left])
+            data = data[left:]
+        if self._refused or self.transport.is_closing():
+            return
+        self._check_head()
         if self._in_body:
             self._heard_s = self.loop.time()
             if self._body_timer is None:
@@ -103,11 +100,9 @@ class HttpConnection(HttpToolsProtocol):
         # What is beyond is read and discarded (body.py).
         size = min(len(body), MAX_RECEIVE_BYTES - self._body_bytes)
         self._body_bytes += size
-        self._load.body_bytes += size
-        if self._load.body_bytes > self._bounds.open_body_bytes:
-            self._refuse(503, "too many requests are being received, try again")
-            return
-        super().on_body(body)
+        self._load.hold_body(self, self._body_bytes)
+        if not self._refused:  # else this was the oldest
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request."""
@@ -118,32 +113,22 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def evict(self) -> None:
-        """Refuse the open head, because there are too many; see HttpLoad."""
+        """Refuse the open head or body, because there are too many; see HttpLoad."""
         self._refuse(503, "too many unfinished requests, try again")
 
     def _receive(self, data: bytes) -> None:
         self._plain_bytes += len(data)
         super().data_received(data)
 
-    def _check_head(self, *, full: bool = False) -> bool:
-        """Hold or refuse a head that is still open; returns whether there is nothing more to do.
-
-        Args:
-            full: the head has all the bytes that it may have, and more follow.
-        """
-        if self._refused or self.transport.is_closing():
-            return True
+    def _check_head(self) -> None:
+        """Hold a head that is still open."""
         if self._in_body or not (self._begun or self._plain_bytes):
-            return False
-        if full:
-            self._refuse(431, f"the head is longer than {self._bounds.head_bytes} bytes")
-            return True
+            return
         if not self._head_begun:
             self._end_head()  # the wait for its first byte
             self._head_begun = True
             self._head_timer = self.loop.call_later(self._bounds.head_s, self._end_slow_head)
         self._load.hold_head(self, self._plain_bytes)
-        return True
 
     def _end_head(self) -> None:
         self._head_begun = False
@@ -153,7 +138,7 @@ class HttpConnection(HttpToolsProtocol):
             self._load.end_head(self)
 
     def _end_body(self) -> None:
-        self._load.body_bytes -= self._body_bytes
+        self._load.end_body(self)
         self._body_bytes = 0
         if self._body_timer is not None:
             self._body_timer.cancel()
@@ -162,6 +147,11 @@ class HttpConnection(HttpToolsProtocol):
     def _end_idle(self) -> None:
         self._end_head()
         self.transport.close()
+
+    def _refuse_long(self) -> None:
+        most = self._bounds.head_bytes
+        beside = f"more than {most} bytes beside the body"
+        self._refuse(431, beside if self._in_body else f"the head is longer than {most} bytes")
 
     def _end_slow_head(self) -> None:
         self._refuse(408, f"the head was not complete within {self._bounds.head_s:g} s")

@@ -10,7 +10,7 @@ from services.common.config.settings import ConfigError
 from services.common.etcd.client import Etcd
 from services.common.etcd.registry import ENGINES_PREFIX
 from services.engine.front.config import FrontConfig
-from services.engine.front.registration import choose_engine_id, engine_info
+from services.engine.front.registration import RegistryEntry, choose_engine_id, engine_info
 
 
 def test_the_name_can_be_a_key():
@@ -106,3 +106,21 @@ async def test_health_follows_a_drain_and_a_stall(start_front, run_request):
 async def test_a_bad_etcd_address_is_a_configuration_error(start_front):
     with pytest.raises(ConfigError, match="etcd"):
         await start_front(etcd=("http://",))
+
+
+async def test_a_standby_does_not_register_while_it_stops(start_front, tmp_path, monkeypatch):
+    path, calls = tmp_path / "in-use", []
+
+    async def start(self):
+        calls.append("start")
+
+    async def stop(self):
+        calls.append("stop")
+        path.touch()  # the supervisor wants it now
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(RegistryEntry, "start", start)
+    monkeypatch.setattr(RegistryEntry, "stop", stop)
+    front = await start_front(standby_file=str(path))
+    await front.server.stop()
+    assert calls == ["stop"]

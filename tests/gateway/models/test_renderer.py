@@ -131,6 +131,16 @@ async def test_a_caller_that_leaves_ends_its_process(renderer, pool):
     assert await asyncio.wait_for(process.wait(), 5) == -9
 
 
+async def test_a_process_that_died_while_idle_costs_no_chat(renderer, pool):
+    await renderer.render(template(IN_A_PROCESS), CONTROL, chat(), pool)
+    (process,) = renderer._processes._idle
+    process.kill()
+    await process.wait()
+    rendered = await renderer.render(template(IN_A_PROCESS), CONTROL, chat("again"), pool)
+    assert rendered.text == "again"
+    assert process not in renderer._processes._idle
+
+
 UNBOUNDED = {
     "an operator": "{{ 'x' * 9 }}",
     "a filter": "{{ 'x'|center(9) }}",

@@ -114,3 +114,23 @@ class TestOn:
 def test_what_is_no_origin_is_refused_at_the_start(origin):
     with pytest.raises(ConfigError, match=r"cors_origins"):
         load(GatewayConfig, ["--cors-origins", origin], prog="x", description="", environ={})
+
+
+@pytest.mark.parametrize(
+    ("origin", "sent"),
+    [
+        ("https://Chat.Example.com", "https://chat.example.com"),
+        ("https://a.com:443", "https://a.com"),
+        ("http://A.com:80", "http://a.com"),
+        ("https://bücher.example", "xn--"),
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused_with_the_right_one(origin, sent):
+    with pytest.raises(ConfigError, match=r"cors_origins.*never matches.*" + sent):
+        load(GatewayConfig, ["--cors-origins", origin], prog="x", description="", environ={})
+
+
+@pytest.mark.parametrize("origin", ["http://a.com:443", "https://a.com:80", "https://a.com:4443"])
+def test_a_port_of_another_scheme_is_written_out(origin):
+    loaded = load(GatewayConfig, ["--cors-origins", origin], prog="x", description="", environ={})
+    assert loaded.config.cors_origins == (origin,)

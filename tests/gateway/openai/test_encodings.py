@@ -2,13 +2,19 @@
 
 import asyncio
 import gzip
+import hashlib
 import json
 import random
 import zlib
 
+import httpx
 import pytest
 
+from services.common.errors import InvalidArgumentError
 from services.common.rpc import MAX_RECEIVE_BYTES
+from services.gateway.openai import body as bodies
+from services.gateway.openai.body import LARGE_BYTES, SentBody, decode
+from services.gateway.openai.json_size import MAX_COMMAS, MAX_CONTAINERS
 
 MODEL = "tiny"
 BODY = json.dumps({"model": MODEL, "prompt": "ab", "max_tokens": 2}).encode()
@@ -95,11 +101,68 @@ class TestContentEncoding:
         assert (response.status_code, error["code"]) == (400, "invalid_encoding")
         assert "64 members" in error["message"]
 
+    async def test_nothing_is_inflated_or_decoded_without_a_key(
+        self, start_gateway, tmp_path, monkeypatch
+    ):
+        keys = tmp_path / "keys"
+        keys.write_text(f"acme sha256:{hashlib.sha256(b'k1').hexdigest()}\n")
+        gateway = await start_gateway(api_keys_file=str(keys))
+        worked = []
+        monkeypatch.setattr(bodies, "inflate", lambda *_: worked.append("inflate") or BODY)
+        monkeypatch.setattr(bodies, "_decode", lambda _: worked.append("decode") or {})
+        async with httpx.AsyncClient(base_url=f"http://{gateway.http}") as http:
+            for encoding in ("gzip", "identity"):
+                response = await post(http, b"x" * 1000, encoding)
+                assert response.status_code == 401
+                assert not worked
+            key = {"Authorization": "Bearer k1"}
+            assert (await post(http, b"x", "gzip", **key)).status_code == 400
+        assert worked == ["inflate", "decode"]
+
+    async def test_a_refusal_without_100_continue_closes_the_connection(self, gateway):
+        """Else the next request would be read as the body that never came."""
+        expects = "Expect: 100-continue\r\nContent-Encoding: br\r\n"
+        head, _ = await exchange(gateway.http, request_of("1.1", BODY, expects)[: -len(BODY)])
+        assert " 415 " in head
+        assert "connection: close" in head
+
     async def test_two_headers_are_two_encodings(self, http):
         both = [("Content-Encoding", "br"), ("Content-Encoding", "gzip")]
         response = await http.post(PATH, content=gzip.compress(BODY), headers=both)
         assert response.status_code == 415
         assert "'br, gzip'" in response.json()["error"]["message"]
+
+
+class TestManyValues:
+    """The decoder holds the event loop for as long as it makes values."""
+
+    @pytest.mark.parametrize(
+        ("item", "what"),
+        [(b"[]", "arrays and objects"), (b"{}", "arrays and objects"), (b"1", "commas")],
+    )
+    async def test_are_refused(self, http, item, what):
+        most = MAX_CONTAINERS if b"1" not in item else MAX_COMMAS
+        values = b"[" + b",".join([item] * (most + 2)) + b"]"
+        body = BODY[:-1] + b', "metadata": ' + values + b"}"
+        for content, encoding in ((body, "identity"), (gzip.compress(body), "gzip")):
+            response = await post(http, content, encoding)
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (400, "too_many_values")
+            assert f"{most} {what}" in error["message"]
+
+    async def test_within_a_text_are_none(self):
+        text = "[{,\\" * 1_400_000 + '"[' * 200_000
+        raw = json.dumps({"prompt": text}).encode()
+        assert await decode(SentBody(raw, None)) == {"prompt": text}
+
+    @pytest.mark.parametrize("raw", [b'"["' * 200_000, b'["' + b"[" * 400_000, b"\\" * 400_000])
+    async def test_damaged_json_is_named_as_such(self, raw):
+        with pytest.raises(InvalidArgumentError) as caught:
+            await decode(SentBody(raw, None))
+        assert caught.value.reason == "INVALID_JSON"
+
+    def test_a_small_body_cannot_have_too_many(self):
+        assert 2 * MAX_CONTAINERS >= LARGE_BYTES
 
 
 class TestByteOrderMark:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from services.common.errors import CancelledError
-from services.gateway.openai.body import read_json
+from services.gateway.openai.body import decode, read_body
 from services.gateway.openai.http_bounds import HttpBounds
 from services.gateway.openai.http_server import HttpServer
 
@@ -28,7 +28,7 @@ class App:
         body = b"null"
         if scope["method"] == "POST":
             try:
-                body = json.dumps(await read_json(scope, receive)).encode()
+                body = json.dumps(await decode(await read_body(scope, receive))).encode()
             except CancelledError:
                 self.lost += 1
                 return
@@ -224,12 +224,47 @@ async def test_a_silent_or_slow_body_ends_in_time(serve):
 async def test_all_bodies_together_have_a_bound(serve):
     connect, _, refused = await serve(open_body_bytes=1_000_000)
     head = POST + b"content-length: 1000000\r\n\r\n"
-    first, first_writer = await connect(head + b'"' + b"x" * 600_000)
+    first, _ = await connect(head + b'"' + b"x" * 600_000)
     await asyncio.sleep(0.05)
-    second, _ = await connect(head + b'"' + b"x" * 600_000)
-    assert (await answer(second))[0] == 503
-    first_writer.write(b"x" * 399_998 + b'"')
-    assert (await answer(first))[0] == 200  # and it has given its bytes back
+    second, second_writer = await connect(head + b'"' + b"x" * 600_000)
+    assert (await answer(first))[0] == 503  # whoever holds the memory, and not who comes next
+    second_writer.write(b"x" * 399_998 + b'"')
+    assert (await answer(second))[0] == 200  # and it has given its bytes back
     third, _ = await connect(head + b'"' + b"x" * 999_998 + b'"')
     assert (await answer(third))[0] == 200
     assert refused == {503: 1}
+
+
+async def test_held_bodies_do_not_keep_others_out(serve):
+    connect, app, refused = await serve(open_body_bytes=1_000_000)
+    head = POST + b"content-length: 500000\r\n\r\n"
+    held = []
+    for _ in range(4):
+        held.append(await connect(head + b"x" * 400_000))
+        await asyncio.sleep(0.02)
+    for _ in range(3):
+        reader, _ = await connect(head + b'"' + b"x" * 499_998 + b'"')
+        assert (await answer(reader))[0] == 200
+    for reader, _ in held[:3]:  # there is room for the last one
+        assert (await answer(reader))[0] == 503
+    assert (app.lost, refused) == (3, {503: 3})
+
+
+async def test_many_whole_requests_in_one_read_are_no_long_head(serve):
+    connect, _, refused = await serve()
+    request = GET + b"a: " + b"b" * 400 + b"\r\n\r\n"
+    reader, writer = await connect(request * 600 + GET + b"a: " + b"b" * 60_000)  # one unfinished
+    for _ in range(600):
+        assert (await answer(reader))[0] == 200
+    writer.write(b"\r\n\r\n")
+    assert (await answer(reader))[0] == 200
+    assert not refused
+
+
+async def test_a_long_head_behind_whole_requests_is_refused(serve):
+    connect, _, refused = await serve()
+    reader, writer = await connect(GET + b"\r\n" + GET + b"a: " + b"b" * 200_000)
+    assert (await answer(reader))[0] in (200, 431)
+    assert await asyncio.wait_for(reader.read(), 10) is not None
+    assert refused == {431: 1}
+    writer.close()
