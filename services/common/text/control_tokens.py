@@ -9,7 +9,8 @@ caller can send. Only control tokens in trusted characters become tokens.
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tokenizers
@@ -60,6 +61,9 @@ class ControlTokens:
         ends = {end for text in ordered for end in (text[0], text[-1])}
         ends |= {case for end in ends for case in (*end.lower(), *end.upper())}
         self._ends = re.compile(f"[{re.escape(''.join(ends))}]") if ends else None
+        cores = [text.strip() for text in ordered if text.strip()]
+        self._symbols = {end for core in cores for end in (core[0], core[-1]) if not end.isalnum()}
+        self._found_folded = _any_of(map(_folded, ordered)) if in_normalized else None
 
     def trusted(self, text: str) -> str:
         """A text in trusted characters."""
@@ -87,6 +91,18 @@ class ControlTokens:
         found = (self._found.search(text) for text in texts)
         return next((match[0] for match in found if match), None)
 
+    def all_in(self, text: str) -> list[str]:
+        """The control tokens that a text spells, in order."""
+        if self._found_folded is not None:
+            return self._found_folded.findall(_folded(text))
+        return self._found.findall(text) if self._found is not None else []
+
+    def defused(self, text: str) -> str:
+        """A text with U+FFFD for each symbol that control tokens begin or end with."""
+        if not self.in_normalized:
+            return "".join("\ufffd" if c in self._symbols else c for c in text)
+        return "".join("\ufffd" if self._symbols & {*_folded(c)} else c for c in text)
+
     def trusted_ids(self, marked: str) -> list[int]:
         """The ids of the control tokens in trusted characters, in order."""
         if self._found_trusted is None:
@@ -103,12 +119,19 @@ class ControlTokens:
 
 def without_surrogates(value: Any) -> Any:
     """A JSON value whose lone surrogates, which are not text, are U+FFFD."""
+    return with_strings(
+        value, lambda text: _SURROGATES.sub(lambda match: "\ufffd" * len(match[0]), text)
+    )
+
+
+def with_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with every string changed, keys included."""
     if isinstance(value, str):
-        return _SURROGATES.sub(lambda match: "\ufffd" * len(match[0]), value)
+        return change(value)
     if isinstance(value, list):
-        return [without_surrogates(item) for item in value]
+        return [with_strings(item, change) for item in value]
     if isinstance(value, dict):
-        return {without_surrogates(k): without_surrogates(v) for k, v in value.items()}
+        return {change(key): with_strings(item, change) for key, item in value.items()}
     return value
 
 
@@ -170,6 +193,12 @@ def _rename_model(model: dict[str, Any], names: Mapping[str, str]) -> None:
 def _makes(pair: str | list[str], names: Mapping[str, str]) -> bool:
     left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
     return left in names or right in names or left + right in names
+
+
+def _folded(text: str) -> str:
+    """A text as the tokenizer's normaliser could change it: one form, no accents, no case."""
+    parts = unicodedata.normalize("NFKD", text)
+    return "".join(c for c in parts if not unicodedata.combining(c)).casefold()
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:

@@ -1,8 +1,8 @@
 """Prompts of callers as token ids: what a caller writes never becomes a control token."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from inferfleet_proto.v1 import inference_pb2
 from services.common.errors import InvalidArgumentError
@@ -12,7 +12,7 @@ from services.common.text.chat_template import (
     chat_ids,
     chat_parts,
 )
-from services.common.text.control_tokens import ControlTokens, strings_in
+from services.common.text.control_tokens import ControlTokens, strings_in, with_strings
 from services.common.text.tokenizer import Tokenizer
 
 
@@ -29,11 +29,11 @@ class RenderedChat:
 def render_prompt(
     template: Template, control: ControlTokens, chat: inference_pb2.Chat
 ) -> RenderedChat:
-    """Render a Chat, twice if the caller's text may spell a control token.
+    """Render a Chat; again if the caller's text may spell a control token, or be a part of one.
 
     Raises:
-        InvalidArgumentError: as render_chat; or the chat spells a control token and the template
-            does not show which text is its own.
+        InvalidArgumentError: as render_chat; or the chat spells a control token, or the template
+            would make one of it, and the template does not show which text is its own.
     """
     messages, tools, args = chat_parts(chat)
     text = template.render(messages, tools=tools, template_args=args)
@@ -44,14 +44,26 @@ def render_prompt(
     if marked is not None and control.plain(marked) == text:
         return RenderedChat(text, marked)
     spelled = control.first_in(callers)
-    if spelled is None:
-        return RenderedChat(text)
-    raise InvalidArgumentError.for_field(
-        "chat",
-        f"the text {spelled!r} is a control token of the model, and its chat template cannot keep "
-        "it apart; leave it out",
-        reason="CHAT_TEMPLATE",
-    )
+    if spelled is not None:
+        problem = f"the text {spelled!r} is a control token of the model, and its chat template "
+        _refuse(problem + "cannot keep it apart; leave it out")
+    if control.all_in(text) != _all_without(template, control, messages, tools, args):
+        _refuse(
+            "parts of its text would become control tokens of the model when the chat template "
+            "joins or changes them; leave out the symbols that control tokens begin and end with"
+        )
+    return RenderedChat(text)
+
+
+def _all_without(
+    template: ChatTemplate, control: ControlTokens, *parts: Any
+) -> Sequence[str] | None:
+    """The control tokens of a chat whose callers' text can make none; None if it has no form."""
+    try:
+        messages, tools, args = (with_strings(part, control.defused) for part in parts)
+        return control.all_in(template.render(messages, tools=tools, template_args=args))
+    except (InvalidArgumentError, RecursionError):
+        return None
 
 
 def rendered_ids(
@@ -102,3 +114,7 @@ def _strings(messages: list[dict[str, Any]]) -> list[str]:
             elif name != "role":
                 texts.append(value)
     return texts
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise InvalidArgumentError.for_field("chat", problem, reason="CHAT_TEMPLATE")

@@ -13,9 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import xgrammar
-
 from services.common.service.child_process import die_with_parent
+from services.engine.grammar.library import load_library
 from services.engine.grammar.schema_form import compiler_schema
 from services.engine.grammar.schema_plan import LLGUIDANCE, plan_schema
 from services.engine.grammar.schema_simplify import simplify
@@ -33,6 +32,8 @@ from services.engine.grammar.wire import (
     read_frame,
     write_frame,
 )
+
+xgrammar = load_library()
 
 # Lower priority than the engine's threads, so that a compilation does not slow running streams.
 _NICE = 5

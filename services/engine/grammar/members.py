@@ -1,14 +1,13 @@
 """Rewrites keywords about all properties or all items of a value."""
 
 from itertools import combinations, permutations
-from math import comb
+from math import comb, perm
 from typing import Any
 
 from services.engine.grammar.disjoint import listed_values
 from services.engine.grammar.schema_normal import Normal
 
 MAX_CHOICES = 64
-_DEPTH = 8
 
 
 def count_properties(schema: dict[str, Any], key: str) -> Any:
@@ -84,20 +83,13 @@ def unique_arrays(schema: dict[str, Any], normal: Normal) -> list[Any] | None:
     values = _distinct(values)
     low, high = int(schema.get("minItems", 0)), int(schema.get("maxItems", len(values)))
     sizes = range(low, min(high, len(values)) + 1)
-    if sum(_orders(len(values), size) for size in sizes) <= MAX_CHOICES:
+    if sum(perm(len(values), size) for size in sizes) <= MAX_CHOICES:
         chosen = [one for size in sizes for one in permutations(values, size)]
     elif sum(comb(len(values), size) for size in sizes) <= MAX_CHOICES:
         chosen = [one for size in sizes for one in combinations(values, size)]
     else:
         return None
     return [_array_of(one) for one in chosen] or None
-
-
-def _orders(count: int, size: int) -> int:
-    total = 1
-    for factor in range(count - size + 1, count + 1):
-        total *= factor
-    return total
 
 
 def _array_of(values: tuple[Any, ...]) -> Any:
@@ -112,30 +104,30 @@ def _distinct(values: list[Any]) -> list[Any]:
     return [value for index, value in enumerate(values) if value not in values[:index]]
 
 
-def evaluated_properties(schema: dict[str, Any], normal: Normal) -> list[Any]:
-    """What `unevaluatedProperties: false` means beside the names that always are evaluated."""
-    names, patterns, is_open = _evaluated(schema, normal, 0)
-    if is_open:
+def evaluated_nodes(schema: dict[str, Any], normal: Normal) -> list[dict[str, Any]]:
+    """The schema, and those that hold wherever it holds, in order and each once."""
+    seen: dict[int, dict[str, Any]] = {}
+    rest: list[Any] = [schema]
+    while rest:
+        one = rest.pop()
+        if not isinstance(one, dict) or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        inner = list(one.get("allOf", []))
+        if "$ref" in one:
+            inner.append(normal.resolve({"$ref": one["$ref"]}))
+        rest += reversed(inner)
+    return list(seen.values())
+
+
+def evaluated_properties(nodes: list[dict[str, Any]]) -> list[Any]:
+    """What `unevaluatedProperties: false` of the first node means beside what all of them name."""
+    is_open = any("unevaluatedProperties" in one for one in nodes[1:])
+    if is_open or any("additionalProperties" in one for one in nodes):
         return []
-    made: dict[str, Any] = {"type": "object", "properties": dict.fromkeys(names, True)}
-    if patterns:
-        made["patternProperties"] = dict.fromkeys(patterns, True)
+    names = dict.fromkeys((name for one in nodes for name in one.get("properties", {})), True)
+    made: dict[str, Any] = {"type": "object", "properties": names}
+    patterns = (name for one in nodes for name in one.get("patternProperties", {}))
+    if found := dict.fromkeys(patterns, True):
+        made["patternProperties"] = found
     return [{**made, "additionalProperties": False}]
-
-
-def _evaluated(schema: Any, normal: Normal, depth: int) -> tuple[list[str], list[str], bool]:
-    """Declared names, patterns, and whether all names are evaluated, whatever the value is."""
-    if not isinstance(schema, dict) or depth > _DEPTH:
-        return [], [], False
-    names = list(schema.get("properties", {}))
-    patterns = list(schema.get("patternProperties", {}))
-    is_open = "additionalProperties" in schema or (depth > 0 and "unevaluatedProperties" in schema)
-    inner = list(schema.get("allOf", []))
-    if "$ref" in schema:
-        inner.append(normal.resolve({"$ref": schema["$ref"]}))
-    for one in inner:
-        more_names, more_patterns, more_open = _evaluated(one, normal, depth + 1)
-        names += more_names
-        patterns += more_patterns
-        is_open = is_open or more_open
-    return names, patterns, is_open

@@ -5,6 +5,8 @@ has no equivalent is refused: look-around, back-references, word boundaries, pos
 """
 
 import re
+import sys
+import warnings
 
 MAX_PATTERN_CHARS = 4096
 _BLANKS = (
@@ -20,6 +22,7 @@ _ALL = ({r"\s", r"\S"}, {r"\d", r"\D"}, {r"\w", r"\W"})
 _CONTROLS = "".join(map(chr, {*range(0x20)} - {0x09, 0x0A}))
 _FEW_CONTROLS = r"[^\x00-\x08\x0b-\x1f]"
 _NOT_ALL_OF = re.compile(r"\^\(\?!\^?\[([^]\\^][^]\\]*)\]\*\$\)(.*)", re.DOTALL)
+_MALFORMED = ("missing ), ", "unbalanced parenthesis", "bad character range", "min repeat")
 _KEPT = frozenset("dDwWtnrfv")
 _SYNTAX = frozenset("\\.+*?()|[]{}^$#&-~/")
 
@@ -42,6 +45,9 @@ def strict_pattern(pattern: str) -> str:
     if len(pattern) > MAX_PATTERN_CHARS:
         raise ValueError(f"has more than {MAX_PATTERN_CHARS} characters")
     parts = _PART.findall(pattern)
+    if parts[-1:] == ["\\"]:
+        raise ValueError("ends with a backslash that escapes nothing")
+    _check_form(parts)
     out: list[str] = []
     at = 0
     while at < len(parts):
@@ -56,6 +62,30 @@ def strict_pattern(pattern: str) -> str:
             at += 1
         out.append(text)
     return "".join(out)
+
+
+def _check_form(parts: list[str]) -> None:
+    """Refuse what the second engine refuses too, but without a path: wrong groups and ranges."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile("".join(map(_for_python, parts)))
+    except re.error as error:
+        if error.msg.startswith(_MALFORMED):
+            raise ValueError(f"is not a valid regular expression: {error.msg}") from error
+    except (OverflowError, RecursionError):
+        pass  # a limit of Python's, not of the pattern's form
+
+
+def _for_python(part: str) -> str:
+    if part == "(?<":
+        return "(?P<"
+    if part[:3] == "\\u{":
+        code = int(part[3:-1], 16)
+        return f"\\U{code:08x}" if code <= sys.maxunicode else part
+    if part[:3] in ("\\p{", "\\P{"):
+        return r"\d"
+    return f"\\x{ord(part[2].upper()) - 64:02x}" if part[:2] == "\\c" and part[2:] else part
 
 
 def _outside(part: str) -> str:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from services.engine.grammar.schema_normal import OF_TYPE
+
 ANNOTATIONS = frozenset(
     {
         *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
@@ -36,7 +38,7 @@ _OPTIONAL_GROUP = re.compile(r"\\.|\[(?:\\.|[^]\\])*\]|\)\?", re.DOTALL)
 
 def implied_types(schema: Mapping[str, Any]) -> list[str]:
     """The types of the keywords in a schema without `type`."""
-    return [name for name in _IMPLYING if BY_TYPE[name] & schema.keys()]
+    return [name for name in _IMPLYING if OF_TYPE[name] & schema.keys()]
 
 
 def compiler_schema(schema: Any) -> Any:

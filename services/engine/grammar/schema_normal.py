@@ -15,7 +15,7 @@ from services.engine.grammar.schema_values import check_values
 MAX_DEPTH = 48
 MAX_NODES = 4000
 
-_OF_TYPE: Mapping[str, frozenset[str]] = {
+OF_TYPE: Mapping[str, frozenset[str]] = {
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
     "number": frozenset(
         {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
@@ -34,6 +34,7 @@ _OF_TYPE: Mapping[str, frozenset[str]] = {
         }
     ),
 }
+"""By type: the keywords that constrain values of it only."""
 _MAPS = ("properties", "patternProperties", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLES = (
@@ -189,6 +190,8 @@ def _in_2020(schema: dict[str, Any], path: str) -> dict[str, Any]:
         if isinstance(needed, str):  # draft 3
             needed = [needed]
         group = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
+        if not isinstance(out.get(group, {}), dict):
+            raise SchemaRefusedError(f"{path}/{group}", "must be an object")
         out[group] = {**out.get(group, {}), name: needed}
     return out
 
@@ -219,7 +222,7 @@ def _of_its_types(schema: dict[str, Any]) -> dict[str, Any]:
     if declared is None or not all(isinstance(name, str) for name in types):
         return schema
     wanted = {"number" if name == "integer" else name for name in types}
-    foreign = frozenset().union(*(keys for name, keys in _OF_TYPE.items() if name not in wanted))
+    foreign = frozenset().union(*(keys for name, keys in OF_TYPE.items() if name not in wanted))
     return {key: value for key, value in schema.items() if key not in foreign}
 
 

@@ -6,6 +6,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from services.engine.grammar.schema_refused import SchemaRefusedError
 
 MAX_INDEXED = 20_000
+_MAX_DIGITS = 9
 _MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLES = (
@@ -77,7 +78,7 @@ class Resources:
             name = part.replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and name in node:
                 node = node[name]
-            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            elif isinstance(node, list) and is_index(name, len(node)):
                 node = node[int(name)]
             else:
                 return None
@@ -118,6 +119,11 @@ class Resources:
             if isinstance(node.get(key), str):
                 self._places.setdefault(f"{base}#{node[key]}", Place(node, path, base))
         return base
+
+
+def is_index(name: str, size: int) -> bool:
+    """Whether a part of a pointer is the index of one of `size` members."""
+    return name.isdecimal() and len(name) <= _MAX_DIGITS and int(name) < size
 
 
 def _id_of(node: Any) -> str:

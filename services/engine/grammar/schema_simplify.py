@@ -12,10 +12,16 @@ from typing import Any
 from services.engine.grammar.disjoint import are_disjoint
 from services.engine.grammar.exclusive import exclusive_branches
 from services.engine.grammar.formats import FORMATS, NARROWER, PATTERNS
-from services.engine.grammar.members import count_properties, evaluated_properties, unique_arrays
+from services.engine.grammar.members import (
+    count_properties,
+    evaluated_nodes,
+    evaluated_properties,
+    unique_arrays,
+)
 from services.engine.grammar.pattern_form import without_look_ahead
 from services.engine.grammar.schema_negation import Negation
 from services.engine.grammar.schema_normal import MAX_NODES, Normal, normalize
+from services.engine.grammar.schema_refs import is_index
 from services.engine.grammar.schema_refused import SchemaRefusedError
 
 MAX_DEPTH = 64
@@ -45,7 +51,7 @@ class Simplified:
         for part in path.split("/")[1:]:
             if isinstance(node, dict) and part in node:
                 node = node[part]
-            elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            elif isinstance(node, list) and is_index(part, len(node)):
                 node = node[int(part)]
             else:
                 node = None
@@ -223,11 +229,14 @@ class _Simplifier:
 
     def _of_names(self, schema: dict[str, Any], key: str, path: str) -> list[Any]:
         names = self._normal.resolve(schema["propertyNames"])
-        if names == {"type": "string"}:
+        types = names.get("type", "string") if isinstance(names, dict) else "string"
+        if names is False or "string" not in ([types] if isinstance(types, str) else types):
+            return [{"type": "object", "additionalProperties": False}]
+        if names.keys() == {"type"}:
             return []
         if "patternProperties" in schema:
             raise SchemaRefusedError(f"{path}/{key}", "cannot be enforced beside patternProperties")
-        known = set(names) if isinstance(names, dict) else {"?"}
+        known = set(names)
         extra = schema.get("additionalProperties", True)
         if known <= {"enum", "type"} and "enum" in known:
             listed = [name for name in names["enum"] if isinstance(name, str)]
@@ -248,7 +257,9 @@ class _Simplifier:
     def _of_unevaluated(self, schema: dict[str, Any], key: str, path: str) -> list[Any]:
         if schema[key] is not False:
             raise SchemaRefusedError(f"{path}/{key}", "can only be false")
-        return evaluated_properties(schema, self._normal)
+        nodes = evaluated_nodes(schema, self._normal)
+        self._nodes += len(nodes)
+        return evaluated_properties(nodes)
 
     def _of_unevaluated_items(self, schema: dict[str, Any], key: str, path: str) -> list[Any]:
         applied = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "contains", "dependentSchemas"}

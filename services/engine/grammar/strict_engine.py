@@ -42,7 +42,7 @@ class StrictCompiler:
         """The grammar of a schema that `strict_schema` wrote.
 
         Raises:
-            ValueError: the engine does not enforce all of it; the message is the engine's.
+            ValueError: the engine does not enforce all of it; the message says why, without a path.
         """
         from llguidance import LLMatcher
 
@@ -50,13 +50,12 @@ class StrictCompiler:
         grammar = str(LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS))
         failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if failed or messages:
-            problem = " ".join(" ".join(messages).split())[:300]
-            raise ValueError(f"cannot be enforced: {problem}")
+            raise ValueError(f"cannot be enforced: {_plain(' '.join(messages))}")
         first = self.start(grammar)
         first.compute_bitmask()  # the limits of the compilation hold for the first mask too
         if first.is_error():
-            problem = str(first.get_error()).strip().splitlines()[0][:300]
-            raise ValueError(f"cannot be enforced: {problem}")
+            problem = str(first.get_error()).strip().splitlines()[0]
+            raise ValueError(f"cannot be enforced: {_plain(problem)}")
         return grammar
 
     def start(self, grammar: str) -> Any:
@@ -143,6 +142,16 @@ class StrictState:
     def forced(self) -> bytes:
         """The bytes that must follow."""
         return bytes(self._matcher.compute_ff_bytes())
+
+
+def _plain(problem: str) -> str:
+    """The engine's message in one line, without its own form of patterns."""
+    text = " ".join(problem.split())
+    if "Regex is empty" in text:
+        return "no text meets the pattern, format, lengths and values of a string"
+    if "regex parse error" in text:
+        return f"a pattern is not a valid regular expression: {text.rpartition('error: ')[2]}"[:300]
+    return text[:300]
 
 
 def _make_tokenizer(setup: Setup, ready: Ready) -> Any:

@@ -53,10 +53,6 @@ def _written(schema: Any, path: str) -> Any:
     out = {key: _written_value(key, value, f"{path}/{key}") for key, value in schema.items()}
     if "type" not in out and not _NO_TYPE & out.keys():
         types = implied_types(out)
-        if "patternProperties" in out and "object" not in types:
-            types.append("object")
-        if "format" in out and "string" not in types:
-            types.append("string")
         if types:
             out["type"] = types if len(types) > 1 else types[0]
     return out

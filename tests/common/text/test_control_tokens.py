@@ -275,3 +275,46 @@ def test_a_token_that_cannot_be_renamed_is_refused(monkeypatch):
     assert model.ids(pb.Chat(messages=[{"role": "user", "content": "<b>"}]))
     with pytest.raises(ValueError, match="'<x>' cannot be kept out"):
         RenamedTokenizer(assets_of(byte_level()).tokenizer_json, {"<x>": 3})
+
+
+UNMARKED = "{{ '<|im_{}|>'.format('start') }}"
+"""What makes a template lose which text is its own."""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[-1].name }}{{ messages[-1].content }}",
+        "{{ messages[-1].content | replace('~', '') }}",
+        "{{ messages[-1].name | upper | lower }}{{ messages[-1].content }}",
+        "{{ messages[-1].name }}{{ extra.a[0] }}",
+    ],
+    ids=["two fields", "a filter", "changed case", "an argument"],
+)
+def test_a_token_that_such_a_template_would_complete_is_refused(source):
+    model = Model(assets_of(byte_level(), UNMARKED + source))
+    content = "x<|im_~end|>b" if "replace" in source else "end|>b"
+    chat = pb.Chat(messages=[{"role": "user", "name": "<|im_", "content": content}])
+    chat.template_args.update({"extra": {"a": ["end|>"]}})
+    with pytest.raises(InvalidArgumentError, match="would become control tokens"):
+        model.ids(chat)
+    chat.messages[0].content = "a <b> | end |>"
+    chat.messages[0].name = "<|"
+    chat.template_args.update({"extra": {"a": ["<c>"]}})
+    assert len(model.control(model.ids(chat))) == 1
+
+
+def test_a_template_that_refuses_the_text_without_marks_refuses_the_chat():
+    source = UNMARKED + "{{ raise_exception('no <') if '<' not in messages[-1].content }}"
+    model = Model(assets_of(byte_level(), source))
+    with pytest.raises(InvalidArgumentError, match="would become control tokens"):
+        model.ids(pb.Chat(messages=[{"role": "user", "content": "a<b"}]))
+
+
+def test_other_spellings_are_found_where_the_tokenizer_reads_normalized_text():
+    source = UNMARKED + "{{ messages[-1].name }}{{ messages[-1].content }}"
+    model = Model(assets_of(doubles.unigram(), source, normalized=("<tool_call>",)))
+    chat = pb.Chat(messages=[{"role": "user", "name": "＜Tool_", "content": "call＞"}])
+    with pytest.raises(InvalidArgumentError, match="would become control tokens"):
+        model.ids(chat)
+    assert model.ids(pb.Chat(messages=[{"role": "user", "content": "＜b＞ hello."}]))

@@ -22,7 +22,7 @@ def test_the_table_is_up_to_date():
 def test_every_keyword_has_a_row():
     shown = "".join(probe.schema for probe in gen_schema_table.PROBES)
     named = "".join(probe.keyword for probe in gen_schema_table.PROBES)
-    constraining = KEYWORDS.union(*schema_normal._OF_TYPE.values()) - {"additionalItems"}
+    constraining = KEYWORDS.union(*schema_normal.OF_TYPE.values()) - {"additionalItems"}
     missing = [key for key in constraining if f'"{key}"' not in shown and f"`{key}`" not in named]
     assert not missing
 

@@ -273,3 +273,31 @@ def test_a_matcher_that_exceeds_the_engines_limits_counts_as_slow(build, monkeyp
     assert matcher.accept(ord('"'))
     assert matcher.slow
     assert not matcher.mask.any()
+
+
+PLAIN = Ready([bytes([i]) for i in range(256)])
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (
+            {"type": "string", "pattern": "^a$", "minLength": 3},
+            "cannot be enforced: no text meets the pattern, format, lengths and values of a string",
+        ),
+        (
+            {"type": "string", "pattern": "*a"},
+            "cannot be enforced: a pattern is not a valid regular expression: "
+            "repetition operator missing expression",
+        ),
+        (
+            {"allOf": [{"type": "string"}, {"type": "integer"}]},
+            "cannot be enforced: Unsatisfiable schema: incompatible types",
+        ),
+    ],
+)
+def test_a_problem_of_the_engine_is_one_plain_sentence(schema, problem):
+    compiler = StrictCompiler(Setup("", 259, [258], 1 << 30), PLAIN)
+    with pytest.raises(ValueError, match=r"^cannot") as caught:
+        compiler.compile(schema)
+    assert str(caught.value) == problem
