@@ -24,8 +24,16 @@ LOG_TAIL_LINES = 12
 
 
 def restart_delay_s(failures: int) -> float:
-    """Seconds to wait before the next start, after `failures` in a row (the first counts as 1)."""
-    return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (failures - 1)))
+    """Seconds to wait before the next start, after `failures` in a row (the first counts as 1).
+
+    None after the first: what was ready before is most likely ready again.
+    """
+    return 0.0 if failures < 2 else float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (failures - 2)))
+
+
+def when_text(delay_s: float) -> str:
+    """When something starts again, for a message."""
+    return f"in {delay_s:g} s" if delay_s else "now"
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ class Child:
             failures = 1 if time.monotonic() - self._since > GOOD_RUN_S else failures + 1
             delay = self._delay_s(failures)
             how = f"signal {-code}" if code < 0 else f"status {code}"
-            self._on_event(f"{self.name} ended with {how}; starting it again in {delay:g} s")
+            self._on_event(f"{self.name} ended with {how}; starting it again {when_text(delay)}")
             await asyncio.sleep(delay)
             self._restarts += 1
 

@@ -64,8 +64,13 @@ class Spares:
                 (n for n, s in statuses.items() if n not in self._in_use and s.state == "ready"),
                 None,
             )
-            if statuses[name].state == "restarting" and spare is not None:
+            if _has_ended(statuses[name]) and spare is not None:
                 self._files[name].unlink(missing_ok=True)
                 self._files[spare].touch()
                 self._in_use = self._in_use - {name} | {spare}
                 self._say(f"{spare} takes the place of {name}")
+
+
+def _has_ended(status: ChildStatus) -> bool:
+    """Whether an engine has ended and is not ready again."""
+    return status.state == "restarting" or (status.state == "starting" and status.restarts > 0)

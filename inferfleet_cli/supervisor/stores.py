@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from inferfleet_cli.errors import CliError
 from inferfleet_cli.supervisor import dev_backends
-from inferfleet_cli.supervisor.child import GOOD_RUN_S, ChildStatus, restart_delay_s
+from inferfleet_cli.supervisor.child import GOOD_RUN_S, ChildStatus, restart_delay_s, when_text
 from inferfleet_cli.supervisor.secured_etcd import SecuredEtcd
 from inferfleet_cli.supervisor.state_dir import StateDir
 
@@ -80,7 +80,7 @@ class Store:
                 continue
             failures = 1 if time.monotonic() - self._since > GOOD_RUN_S else failures + 1
             delay = restart_delay_s(failures)
-            self._on_event(f"{self.name} ended; starting it again in {delay:g} s")
+            self._on_event(f"{self.name} ended; starting it again {when_text(delay)}")
             await asyncio.sleep(delay)
             self._restarts += 1
             self._since = time.monotonic()

@@ -60,6 +60,7 @@ class CoreLink:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._stopping = False
@@ -67,20 +68,32 @@ class CoreLink:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the core; None before `start`."""
+        """Process id of the core; None before it is spawned."""
         return self._process.pid if self._process else None
 
+    def spawn(self, config: EngineConfig) -> None:
+        """Let a core begin to load its model; `start` waits for it.
+
+        It needs no event loop, so that a core can load while the front still imports. The kernel
+        kills the core when the calling thread ends.
+        """
+        self._sock, theirs = socket.socketpair()
+        with theirs:
+            self._process = _spawn(theirs)
+        with contextlib.suppress(OSError):  # it has ended already: `start` says how
+            self._sock.sendall(_frame([StartCore(config=engine_config(config))]))
+
     async def start(self, config: EngineConfig) -> CoreReady:
-        """Spawn a core and wait until it has loaded its model.
+        """Wait until a core has loaded its model; spawns it if `spawn` did not.
 
         Raises:
             CoreDiedError: the core refused its configuration or ended before it was ready.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = _spawn(theirs)
-        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_READ_BYTES)
-        self.send([StartCore(config=engine_config(config))])
+        if self._process is None:
+            self.spawn(config)
+        self._reader, self._writer = await asyncio.open_connection(
+            sock=self._sock, limit=_READ_BYTES
+        )
         for message in await self._receive():
             if isinstance(message, CoreReady):
                 self._loaded = True

@@ -51,9 +51,9 @@ def make_child(tmp_path, service_argv):
         child.kill()
 
 
-def test_the_back_off_doubles_and_is_bounded():
+def test_the_first_restart_is_at_once_and_the_back_off_doubles_and_is_bounded():
     delays = [restart_delay_s(failures) for failures in range(1, 12)]
-    assert delays[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert delays[:5] == [0.0, 0.5, 1.0, 2.0, 4.0]
     assert max(delays) == 30.0
 
 
@@ -78,7 +78,7 @@ async def test_a_killed_child_comes_back(make_child):
     await until(lambda: child.status().restarts == 1 and child.status().state == "ready")
     assert child.status().pid != first["pid"]
     assert not alive(first["helper"])
-    assert events == ["thing ended with signal 9; starting it again in 0.5 s", "thing is back"]
+    assert events == ["thing ended with signal 9; starting it again now", "thing is back"]
     await child.stop(10.0)
 
 
@@ -102,6 +102,6 @@ async def test_stopping_while_it_waits_for_a_restart_ends_the_wait(make_child):
     child, _, events = make_child("crash")
     await child.start()
     await child.wait_ready()
-    await until(lambda: events)
+    await until(lambda: events and events[-1].endswith("again in 0.5 s"))
     await child.stop(5.0)
-    assert child.status().restarts == 0
+    assert child.status().restarts == 1

@@ -13,10 +13,10 @@ from inferfleet_cli.supervisor.spares import Spares
 
 class Engine:
     def __init__(self, name):
-        self.name, self.state = name, "starting"
+        self.name, self.state, self.restarts = name, "starting", 0
 
     def status(self):
-        return SimpleNamespace(state=self.state)
+        return SimpleNamespace(state=self.state, restarts=self.restarts)
 
 
 def of(tmp_path, states, in_use):
@@ -53,6 +53,17 @@ def test_without_a_ready_spare_the_ended_engine_stays_in_use(tmp_path):
     assert in_use() == {"b", "c"}, "one spare for two"
     spares.replace_ended()
     assert len(lines) == 1
+
+
+def test_an_engine_that_starts_again_at_once_is_replaced_too(tmp_path):
+    states = {"a": "starting", "b": "starting", "c": "ready"}
+    spares, engines, lines, in_use = of(tmp_path, states, 2)
+    spares.replace_ended()
+    assert in_use() == {"a", "b"}, "a first start"
+    engines["b"].restarts = 1
+    spares.replace_ended()
+    assert in_use() == {"a", "c"}
+    assert lines == ["c takes the place of b"]
 
 
 async def test_a_killed_engine_of_a_fleet_is_replaced(tmp_path, stand_ins):

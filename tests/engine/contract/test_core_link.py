@@ -63,6 +63,16 @@ async def started(config=CONFIG) -> CoreLink:
     return link
 
 
+async def test_a_core_that_was_spawned_before_is_the_one_that_starts():
+    link = CoreLink()
+    link.spawn(CONFIG)
+    pid = link.pid
+    assert (await link.start(CONFIG)).block_size == CONFIG.block_size
+    assert link.pid == pid
+    await link.stop()
+    assert has_ended(pid)
+
+
 def has_ended(pid: int) -> bool:
     """Whether a process has ended (a zombie has)."""
     try:
