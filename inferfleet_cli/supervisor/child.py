@@ -150,8 +150,24 @@ class Child:
         self._ready = {}
         self._ready_file.unlink(missing_ok=True)
         self._since = time.monotonic()
+        starting = asyncio.ensure_future(self._start_process())
+        try:
+            self._process = await asyncio.shield(starting)
+        except asyncio.CancelledError:  # it may exist already
+            self._process = await starting
+            self._kill_group()
+            await self._process.wait()
+            raise
+        watcher = asyncio.create_task(self._watch_ready(self._process.pid))
+        try:
+            return await self._process.wait()
+        finally:
+            watcher.cancel()
+            self._kill_group()  # the processes that the service started
+
+    async def _start_process(self) -> asyncio.subprocess.Process:
         with self._log_file.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *tied_to_parent(self._argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -159,12 +175,6 @@ class Child:
                 cwd=self._cwd,
                 start_new_session=True,
             )
-        watcher = asyncio.create_task(self._watch_ready(self._process.pid))
-        try:
-            return await self._process.wait()
-        finally:
-            watcher.cancel()
-            self._kill_group()  # the processes that the service started
 
     async def _watch_ready(self, pid: int) -> None:
         while not self._ready:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.config.redis_keys import is_one_server
-
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_KV_MEMORY = "1GiB"
 """Ample for the default model and quick to allocate. Other models get a share of free memory."""
@@ -136,6 +134,8 @@ def keys_of(
     options: Options, at: Addresses, token_file: Path, ready_file: Mapping[str, Path]
 ) -> dict[str, dict[str, str]]:
     """Configuration keys by service name, in the order of `plan`; spelled as flags, with dashes."""
+    from services.common.config.redis_keys import is_one_server  # not in the wheel
+
     redis, etcd = _redis_keys(options, at), _etcd_keys(options, at)
     keys = {"kvcache": {**_listen(at.kvcache), **redis}}
     balancers = ((at.balancer, at.admin), *at.more_balancers)

@@ -34,7 +34,7 @@ async def until(condition):
 def make_child(tmp_path, service_argv):
     children = []
 
-    def make(mode):
+    def make(mode, **more):
         ready, events = tmp_path / "ready.json", []
         child = Child(
             ServicePlan("thing", service_argv(ready, mode)),
@@ -42,6 +42,7 @@ def make_child(tmp_path, service_argv):
             ready_file=ready,
             cwd=tmp_path,
             on_event=events.append,
+            **more,
         )
         children.append(child)
         return child, ready, events
@@ -99,9 +100,30 @@ async def test_a_child_that_never_was_ready_is_not_tried_again(make_child):
 
 
 async def test_stopping_while_it_waits_for_a_restart_ends_the_wait(make_child):
-    child, _, events = make_child("crash")
+    child, _, events = make_child("crash", delay_s=lambda _: 60.0)
     await child.start()
     await child.wait_ready()
-    await until(lambda: events and events[-1].endswith("again in 0.5 s"))
+    await until(lambda: events)
+    assert events[0].endswith("starting it again in 60 s")
     await child.stop(5.0)
-    assert child.status().restarts == 1
+    assert child.status().restarts == 0
+
+
+async def test_stopping_while_a_restart_begins_leaves_no_process(make_child, monkeypatch):
+    child, _, _ = make_child("steady")
+    await child.start()
+    await child.wait_ready()
+    started, begun = [], asyncio.Event()
+    start = child._start_process
+
+    async def start_slowly():
+        begun.set()
+        await asyncio.sleep(0.1)
+        started.append(await start())
+        return started[-1]
+
+    monkeypatch.setattr(child, "_start_process", start_slowly)
+    os.kill(child.status().pid, signal.SIGKILL)
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    await child.stop(5.0)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
