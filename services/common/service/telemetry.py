@@ -15,7 +15,6 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -78,6 +77,9 @@ def setup(
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if exporter is None and otlp_endpoint:
+        # Not for an engine's core, which exports nothing and must start soon.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
         exporter = OTLPSpanExporter(
             endpoint=otlp_endpoint, insecure=otlp_endpoint.startswith("http:")
         )

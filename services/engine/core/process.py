@@ -79,6 +79,7 @@ def run_core(
     try:
         _log_memory(engine, config)
         link.send([_ready(engine)])
+        gc.enable()
         gc.collect()
         gc.freeze()  # keeps objects that are never freed out of later collections
         _Loop(link, engine).run()
@@ -251,6 +252,7 @@ def main() -> None:
         "--fd", type=int, required=True, help="descriptor of the socket to the front"
     )
     args = parser.parse_args()
+    gc.disable()  # until the model is loaded: imports make many objects and leave no garbage
     die_with_parent()
     # A terminal or supervisor signals the whole process group; the front drains and stops the core.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
