@@ -1,5 +1,6 @@
 """Loads a model from a GGUF file. Tensors stay in the file until they are packed."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def _load(path: Path, name: str) -> ModelSource:
         name=name,
         config=config,
         weights=weights,
-        text=text_assets(header.metadata),
+        read_text=partial(text_assets, header.metadata),
         eos_token_ids=eos_ids(header.metadata),
         revision=file_digest([path]),
         quantisation="+".join(quantised) or "none",

@@ -1,6 +1,7 @@
 """Loads a model from a Hugging Face folder. Tensors stay mapped from the file until packed."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ def load_folder(folder: Path, name: str) -> ModelSource:
         name=name,
         config=config,
         weights=map_tensors(files),
-        text=folder_text(folder),
+        read_text=partial(folder_text, folder),
         eos_token_ids=folder_eos(folder),
         revision=file_digest(files),
         quantisation="none",

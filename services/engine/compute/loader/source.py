@@ -1,8 +1,9 @@
 """`ModelSource`, the result of every loader, and the digest of a model's files."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,22 @@ class ModelSource:
     name: str
     config: ModelConfig
     weights: "Mapping[str, torch.Tensor]"
-    text: TextAssets
+    read_text: Callable[[], TextAssets]
+    """Reads the tokenizer and the template; an engine's core does not need them."""
     eos_token_ids: tuple[int, ...]
     revision: str
     """ "sha256:" and the digest of the weight files, in the order of their names."""
     quantisation: str
     """Number formats of quantized weights, e.g. "Q4_1+Q8_0"; "none" if all are floats."""
+
+    @cached_property
+    def text(self) -> TextAssets:
+        """The tokenizer and the template.
+
+        Raises:
+            ModelFileError: they cannot be read or served.
+        """
+        return self.read_text()
 
 
 def file_digest(paths: Sequence[Path]) -> str:
