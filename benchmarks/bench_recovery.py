@@ -46,8 +46,11 @@ class Streams:
         """Cut the running streams."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.wait(self._tasks) if self._tasks else None
         await self._client.close()
+        for task in self._tasks:
+            if not task.cancelled():
+                task.result()
 
     async def _run(self) -> None:
         while True:
@@ -60,7 +63,9 @@ class Streams:
 
     async def _stream(self) -> None:
         longest, last = 0.0, None
-        stream = self._client.generate(PROMPT, max_tokens=400, temperature=0.0, ignore_eos=True)
+        stream = await self._client.generate(
+            PROMPT, max_tokens=400, temperature=0.0, ignore_eos=True
+        )
         async for event in stream:
             now = time.monotonic()
             if isinstance(event, Delta):
