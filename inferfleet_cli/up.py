@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from inferfleet_cli.errors import CliError
 from inferfleet_cli.supervisor import state_dir
-from inferfleet_cli.supervisor.options import DRAIN_GRACE_S, Options, threads_per_engine
+from inferfleet_cli.supervisor.options import DRAIN_GRACE_S, REPOSITORY, Options, threads_per_engine
 from inferfleet_cli.supervisor.other_process import wait_ended
 
 if TYPE_CHECKING:
     from inferfleet_cli.supervisor.fleet import Fleet
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EXAMPLES = """\

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from inferfleet_cli.supervisor import ports, tls
@@ -14,7 +13,14 @@ from inferfleet_cli.supervisor.child import Child, ChildStatus
 from inferfleet_cli.supervisor.control import ControlServer
 from inferfleet_cli.supervisor.engine_list import list_engines
 from inferfleet_cli.supervisor.health import with_health
-from inferfleet_cli.supervisor.options import Addresses, Options, Planner, plan, standby_file
+from inferfleet_cli.supervisor.options import (
+    REPOSITORY,
+    Addresses,
+    Options,
+    Planner,
+    plan,
+    standby_file,
+)
 from inferfleet_cli.supervisor.otlp_receiver import OtlpReceiver
 from inferfleet_cli.supervisor.spares import Spares
 from inferfleet_cli.supervisor.state_dir import StateDir
@@ -23,7 +29,6 @@ from inferfleet_cli.supervisor.trace_json import trace_json
 from inferfleet_cli.supervisor.trace_store import TraceStore
 
 HOST = "127.0.0.1"
-REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_MARGIN_S = 5.0
 STILL_STARTING_EVERY_S = 20.0
 

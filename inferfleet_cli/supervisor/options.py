@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+"""Where the services run and read their files."""
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_KV_MEMORY = "1GiB"
 """Ample for the default model and quick to allocate. Other models get a share of free memory."""

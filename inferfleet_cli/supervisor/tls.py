@@ -8,9 +8,7 @@ from typing import Any
 import grpc
 
 from inferfleet_cli.errors import CliError
-from inferfleet_cli.supervisor.options import Options
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from inferfleet_cli.supervisor.options import REPOSITORY, Options
 
 
 @dataclass(frozen=True)
