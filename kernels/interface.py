@@ -9,7 +9,7 @@ size, N hidden size, F intermediate size, V vocabulary, E experts, k experts cho
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -80,6 +80,39 @@ class AttentionGroup:
     history."""
 
 
+Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the scores of a row become its experts and their weights.
+
+    Raises:
+        ValueError: the numbers do not fit together.
+    """
+
+    top_k: int
+    """Experts per row."""
+    scoring: Scoring = "softmax"
+    """Function of a score before the choice: softmax over all experts, sigmoid, or
+    sqrt(log(1 + exp(score)))."""
+    renormalise: bool = True
+    """Whether the weights of the chosen experts are scaled to a sum of 1."""
+    scale: float = 1.0
+    """Multiplies the weights at the end."""
+    groups: int = 1
+    """Groups of adjacent experts of equal size. A group's score is the sum of its two best."""
+    top_groups: int = 1
+    """Groups from which a row's experts are chosen; the best ones."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_groups <= self.groups:
+            raise ValueError(
+                f"top_groups is {self.top_groups}, it must be 1 to {self.groups}, the number of "
+                "groups"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """A kernel set: one function per operation. Letters in shapes: see the module's docstring."""
@@ -121,11 +154,14 @@ class Kernels:
     """Wraps a product whose inputs are split over ranks, so that its result is summed over them.
 
     The identity where one rank holds the whole model."""
-    route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
-    """(scores [T, E], k, renormalise) -> weights [T, k] float32, experts [T, k] int64.
+    route: Callable[[Tensor, Routing, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
+    """(scores [T, E], routing, bias [E] float32 or None, chosen [T, k] int64 or None) -> weights
+    [T, k] float32, experts [T, k] int64.
 
-    The k likeliest of softmax(scores), best first. With `renormalise` a row's weights add up to
-    1."""
+    The k best experts, best first. `bias` is added for the choice of groups and experts only; the
+    weights are those without it. With `chosen` the experts are given (hash routing) and only
+    weighted. Sources: Shazeer et al. 2017, equations 3 to 5 (softmax); DeepSeek-AI 2024
+    (DeepSeek-V3), equations 12 to 16 and section 2.1.2 (sigmoid, bias, groups)."""
     combine: Callable[[Tensor, Tensor], Tensor]
     """(outputs [T, k, N], weights [T, k] float32) -> [T, N]: weighted sum over k, in float32 and in
     the order of the columns."""

@@ -1,18 +1,47 @@
 """Expert routing and combination; the result of a row does not depend on other rows."""
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
+from torch.nn import functional
+
+from kernels.interface import Routing
+
+_SERIAL = 32768
+"""Largest number of elements that PyTorch does not split among threads (`GRAIN_SIZE`)."""
+_VECTOR = 64
+"""A multiple of this many elements leaves no remainder to scalar code on any vector unit."""
+_TINY = 1e-20
+"""Added to a row's sum of sigmoids, so that nothing is divided by 0; as the models are trained."""
 
 
-def route(scores: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+def route(
+    scores: Tensor, routing: Routing, bias: Tensor | None = None, chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See kernels.interface.Kernels.route."""
-    weights, ids = scores.float().softmax(-1).topk(top_k, dim=-1)
-    if renormalise:
+    if routing.scoring == "softmax":
+        odds = scores.float().softmax(-1)
+    else:
+        odds = _by_row(_FUNCTIONS[routing.scoring], scores.float())
+    if chosen is None and bias is None and routing.groups == 1:
+        weights, ids = odds.topk(routing.top_k, dim=-1)
+    else:
+        ids = _pick(odds, routing, bias) if chosen is None else chosen
+        weights = odds.gather(1, ids)
+    if routing.renormalise:
         # Column by column: the order of a row's sum must not depend on the number of rows.
         total = weights[:, 0].clone()
-        for column in range(1, top_k):
+        for column in range(1, routing.top_k):
             total.add_(weights[:, column])
+        if routing.scoring != "softmax":
+            total.add_(_TINY)
         weights = weights / total.unsqueeze(1)
-    return weights.to(scores.dtype).float(), ids
+    if routing.scale != 1:
+        weights = weights * routing.scale
+    if routing.scoring == "softmax":
+        weights = weights.to(scores.dtype).float()
+    return weights, ids
 
 
 def combine(outputs: Tensor, weights: Tensor) -> Tensor:
@@ -23,3 +52,39 @@ def combine(outputs: Tensor, weights: Tensor) -> Tensor:
     for column in range(1, outputs.shape[1]):
         total.add_(outputs[:, column].float() * weights[:, column : column + 1])
     return total.to(outputs.dtype)
+
+
+def _pick(odds: Tensor, routing: Routing, bias: Tensor | None) -> Tensor:
+    """Experts of each row [T, k] int64, best first."""
+    biased = odds if bias is None else odds + bias
+    if routing.groups > 1:
+        grouped = biased.view(len(odds), routing.groups, -1)
+        best = grouped.topk(2, dim=-1).values
+        groups = (best[..., 0] + best[..., 1]).topk(routing.top_groups, dim=-1).indices
+        hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=odds.device)
+        hidden.scatter_(1, groups, False)
+        biased = grouped.masked_fill(hidden.unsqueeze(-1), float("-inf")).flatten(1)
+    return biased.topk(routing.top_k, dim=-1).indices
+
+
+def _by_row(function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    """Apply an exponential to each row by whole vectors.
+
+    Scalar code, which computes what is left over, rounds differently; which elements are left over
+    would depend on the number of rows.
+    """
+    rows, width = scores.shape
+    padded = functional.pad(scores, (0, -width % _VECTOR))
+    at_once = max(1, _SERIAL // padded.shape[1])
+    parts = [function(padded[at : at + at_once]) for at in range(0, rows, at_once)]
+    return torch.cat(parts)[:, :width] if parts else scores
+
+
+def _sqrt_softplus(scores: Tensor) -> Tensor:
+    return functional.softplus(scores).sqrt_()
+
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "sqrt_softplus": _sqrt_softplus,
+}

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.interface import Kernels
+from kernels.interface import Kernels, Routing
 from services.engine.contract.model_config import MoeConfig
 
 
@@ -39,7 +39,7 @@ class MoeBlock:
         layer: int,
         experts: RunExperts,
     ) -> None:
-        self._config = config
+        self._routing = Routing(config.top_k, renormalise=config.norm_topk_prob)
         self._route = kernels.route
         self._router = kernels.pack(router)
         self._layer = layer
@@ -52,6 +52,5 @@ class MoeBlock:
 
     def add_to(self, x: Tensor, normed: Tensor) -> None:
         """x [T, hidden] += the experts' output for the normed rows [T, hidden]."""
-        config = self._config
-        weights, ids = self._route(self._router(normed), config.top_k, config.norm_topk_prob)
+        weights, ids = self._route(self._router(normed), self._routing, None, None)
         x.add_(self._experts(self._layer, normed, ids, weights))
