@@ -80,6 +80,18 @@ class AttentionGroup:
     history."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How the gate of a feed-forward network opens: f(gate) * (up + up_offset)."""
+
+    function: Literal["silu", "gelu_tanh"] = "silu"
+    """f: gate * sigmoid(alpha * gate), or GELU in its tanh form."""
+    alpha: float = 1.0
+    limit: float | None = None
+    """Before f the gate is at most `limit`, and up is within -limit and limit; None: neither."""
+    up_offset: float = 0.0
+
+
 Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"]
 
 
@@ -136,9 +148,14 @@ class Kernels:
     """(q [T, H, D], kv [T, 2 G, D], cache, group) -> [T, H * D]: softmax(q k^T / sqrt(D)) v.
 
     T counts the rows of the group only. `kv_write` has stored their keys and values before."""
+    sink_attention: Callable[[Tensor, Tensor, Tensor, AttentionGroup, Tensor], Tensor]
+    """(q, kv, cache, group, sinks [H]) -> [T, H * D]: as `attention`, but a head's sink joins the
+    scores of its softmax, and adds no value."""
     silu_mul: Callable[[Tensor], Tensor]
     """gate_up [T, 2 F] -> [T, F]: silu(gate) * up; the gate is the first half. May overwrite the
     gate. Source: Shazeer 2020 (SwiGLU)."""
+    gate_mul: Callable[[Tensor, Gate], Tensor]
+    """(gate_up [T, 2 F], gate) -> [T, F]: for gates other than `silu_mul`'s."""
     sample: Callable[[Tensor, Tensor], Tensor]
     """(scores [R, V] float32, keys [R, 2] int32) -> [R] int64: one draw from softmax(scores) per
     row.

@@ -7,11 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.interface import Routing
+from kernels.torch.whole_vectors import by_row
 
-_SERIAL = 32768
-"""Largest number of elements that PyTorch does not split among threads (`GRAIN_SIZE`)."""
-_VECTOR = 64
-"""A multiple of this many elements leaves no remainder to scalar code on any vector unit."""
 _TINY = 1e-20
 """Added to a row's sum of sigmoids, so that nothing is divided by 0; as the models are trained."""
 
@@ -23,7 +20,7 @@ def route(
     if routing.scoring == "softmax":
         odds = scores.float().softmax(-1)
     else:
-        odds = _by_row(_FUNCTIONS[routing.scoring], scores.float())
+        odds = by_row(_FUNCTIONS[routing.scoring], scores.float())
     if chosen is None and bias is None and routing.groups == 1:
         weights, ids = odds.topk(routing.top_k, dim=-1)
     else:
@@ -58,26 +55,14 @@ def _pick(odds: Tensor, routing: Routing, bias: Tensor | None) -> Tensor:
     """Experts of each row [T, k] int64, best first."""
     biased = odds if bias is None else odds + bias
     if routing.groups > 1:
-        grouped = biased.view(len(odds), routing.groups, -1)
+        size = odds.shape[1] // routing.groups
+        grouped = biased.view(len(odds), routing.groups, size)
         best = grouped.topk(2, dim=-1).values
         groups = (best[..., 0] + best[..., 1]).topk(routing.top_groups, dim=-1).indices
         hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=odds.device)
         hidden.scatter_(1, groups, False)
         biased = grouped.masked_fill(hidden.unsqueeze(-1), float("-inf")).flatten(1)
     return biased.topk(routing.top_k, dim=-1).indices
-
-
-def _by_row(function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Apply an exponential to each row by whole vectors.
-
-    Scalar code, which computes what is left over, rounds differently; which elements are left over
-    would depend on the number of rows.
-    """
-    rows, width = scores.shape
-    padded = functional.pad(scores, (0, -width % _VECTOR))
-    at_once = max(1, _SERIAL // padded.shape[1])
-    parts = [function(padded[at : at + at_once]) for at in range(0, rows, at_once)]
-    return torch.cat(parts)[:, :width] if parts else scores
 
 
 def _sqrt_softplus(scores: Tensor) -> Tensor:
