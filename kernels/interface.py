@@ -9,7 +9,7 @@ size, N hidden size, F intermediate size, V vocabulary, E experts, k experts cho
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -80,6 +80,51 @@ class AttentionGroup:
     history."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How the gate of a feed-forward network opens: f(gate) * (up + up_offset)."""
+
+    function: Literal["silu", "gelu_tanh"] = "silu"
+    """f: gate * sigmoid(alpha * gate), or GELU in its tanh form."""
+    alpha: float = 1.0
+    limit: float | None = None
+    """Before f the gate is at most `limit`, and up is within -limit and limit; None: neither."""
+    up_offset: float = 0.0
+
+
+Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the scores of a row become its experts and their weights.
+
+    Raises:
+        ValueError: the numbers do not fit together.
+    """
+
+    top_k: int
+    """Experts per row."""
+    scoring: Scoring = "softmax"
+    """Function of a score before the choice: softmax over all experts, sigmoid, or
+    sqrt(log(1 + exp(score)))."""
+    renormalise: bool = True
+    """Whether the weights of the chosen experts are scaled to a sum of 1."""
+    scale: float = 1.0
+    """Multiplies the weights at the end."""
+    groups: int = 1
+    """Groups of adjacent experts of equal size. A group's score is the sum of its two best."""
+    top_groups: int = 1
+    """Groups from which a row's experts are chosen; the best ones."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_groups <= self.groups:
+            raise ValueError(
+                f"top_groups is {self.top_groups}, it must be 1 to {self.groups}, the number of "
+                "groups"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """A kernel set: one function per operation. Letters in shapes: see the module's docstring."""
@@ -103,9 +148,14 @@ class Kernels:
     """(q [T, H, D], kv [T, 2 G, D], cache, group) -> [T, H * D]: softmax(q k^T / sqrt(D)) v.
 
     T counts the rows of the group only. `kv_write` has stored their keys and values before."""
+    sink_attention: Callable[[Tensor, Tensor, Tensor, AttentionGroup, Tensor], Tensor]
+    """(q, kv, cache, group, sinks [H]) -> [T, H * D]: as `attention`, but a head's sink joins the
+    scores of its softmax, and adds no value."""
     silu_mul: Callable[[Tensor], Tensor]
     """gate_up [T, 2 F] -> [T, F]: silu(gate) * up; the gate is the first half. May overwrite the
     gate. Source: Shazeer 2020 (SwiGLU)."""
+    gate_mul: Callable[[Tensor, Gate], Tensor]
+    """(gate_up [T, 2 F], gate) -> [T, F]: for gates other than `silu_mul`'s."""
     sample: Callable[[Tensor, Tensor], Tensor]
     """(scores [R, V] float32, keys [R, 2] int32) -> [R] int64: one draw from softmax(scores) per
     row.
@@ -121,11 +171,14 @@ class Kernels:
     """Wraps a product whose inputs are split over ranks, so that its result is summed over them.
 
     The identity where one rank holds the whole model."""
-    route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
-    """(scores [T, E], k, renormalise) -> weights [T, k] float32, experts [T, k] int64.
+    route: Callable[[Tensor, Routing, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
+    """(scores [T, E], routing, bias [E] float32 or None, chosen [T, k] int64 or None) -> weights
+    [T, k] float32, experts [T, k] int64.
 
-    The k likeliest of softmax(scores), best first. With `renormalise` a row's weights add up to
-    1."""
+    The k best experts, best first. `bias` is added for the choice of groups and experts only; the
+    weights are those without it. With `chosen` the experts are given (hash routing) and only
+    weighted. Sources: Shazeer et al. 2017, equations 3 to 5 (softmax); DeepSeek-AI 2024
+    (DeepSeek-V3), equations 12 to 16 and section 2.1.2 (sigmoid, bias, groups)."""
     combine: Callable[[Tensor, Tensor], Tensor]
     """(outputs [T, k, N], weights [T, k] float32) -> [T, N]: weighted sum over k, in float32 and in
     the order of the columns."""

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from services.engine.compute.loader import load_model
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
+from tests.doubles.tiny_published import PUBLISHED, write_published
 
 MIN_MARGIN = 0.02
 NEW_TOKENS = 24
@@ -80,6 +81,7 @@ def main() -> None:
         "tiny_llama_golden.json": tiny_golden,
         "tiny_qwen3_golden.json": lambda: shapes_golden(QWEN3_SHAPES),
         "tiny_variants_golden.json": lambda: shapes_golden(VARIANT_SHAPES),
+        "tiny_published_golden.json": published_golden,
         "smollm2_golden.json": lambda: smollm2_golden(args.folder / "smollm2_first_golden.json"),
     }
     for name, make in makers.items():
@@ -203,24 +205,44 @@ def shapes_golden(shapes: dict[str, TinyShape]) -> dict:
     for name, shape in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
             write_tiny_model(Path(folder), shape)
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        model.set_attn_implementation("eager")
-        prompt = [(5 * index + index * index) % 256 for index in range(200)]
-        kept = [0, 1, 63, 64, 127, 199]
-        logits = model(torch.tensor([prompt])).logits[0]
-        items = []
-        for length in (1, 7, 40, 100, 200):
-            output, margin = greedy(model, prompt[-length:], ())
-            items.append({"prompt_ids": prompt[-length:], "output_ids": output})
-            print(name, length, len(output), f"{margin:.3f}", len(set(output)), flush=True)
-        models[name] = {
-            "shape": asdict(shape),
-            "prompt_ids": prompt,
-            "positions": kept,
-            "logits": [[round(v, 5) for v in logits[p].tolist()] for p in kept],
-            "items": items,
-        }
+            models[name] = {"shape": asdict(shape), **folder_golden(name, folder)}
     return {**versions(), "min_margin": MIN_MARGIN, "models": models}
+
+
+def published_golden() -> dict:
+    """The same of each tiny model of `tests.doubles.tiny_published`."""
+    models = {}
+    for name, make in PUBLISHED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_published(Path(folder), make())
+            models[name] = folder_golden(name, folder)
+    return {**versions(), "min_margin": MIN_MARGIN, "models": models}
+
+
+def folder_golden(name: str, folder: str) -> dict:
+    """Logits and greedy tokens of the model in a folder."""
+    model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    wrong = {key: loaded[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    if any(wrong.values()):
+        raise SystemExit(f"{name}: weights do not fit: {wrong}")
+    model.eval().set_attn_implementation("eager")
+    prompt = [(5 * index + index * index) % 256 for index in range(200)]
+    kept = [0, 1, 63, 64, 127, 199]
+    logits = model(torch.tensor([prompt])).logits[0]
+    items = []
+    for length in (1, 7, 40, 100, 200):
+        output, margin = greedy(model, prompt[-length:], ())
+        if output:
+            items.append({"prompt_ids": prompt[-length:], "output_ids": output})
+        print(name, length, len(output), f"{margin:.3f}", len(set(output)), flush=True)
+    return {
+        "prompt_ids": prompt,
+        "positions": kept,
+        "logits": [[round(v, 5) for v in logits[p].tolist()] for p in kept],
+        "items": items,
+    }
 
 
 def versions() -> dict:

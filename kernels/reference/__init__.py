@@ -4,8 +4,8 @@ It is the oracle of the tests; no engine uses it.
 """
 
 from kernels.interface import Kernels
-from kernels.reference.attention import attention, kv_write
-from kernels.reference.layers import PlainLinear, rms_norm, rope, silu_mul
+from kernels.reference.attention import attention, kv_write, sink_attention
+from kernels.reference.layers import PlainLinear, gate_mul, rms_norm, rope, silu_mul
 from kernels.reference.moe import combine, route
 from kernels.reference.sample import arg_max, sample
 
@@ -15,7 +15,9 @@ KERNELS = Kernels(
     rope=rope,
     kv_write=kv_write,
     attention=attention,
+    sink_attention=sink_attention,
     silu_mul=silu_mul,
+    gate_mul=gate_mul,
     sample=sample,
     arg_max=arg_max,
     pack=PlainLinear,

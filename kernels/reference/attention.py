@@ -20,6 +20,13 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
 
     Causality and the sliding window are computed from positions; `group.mask` is ignored.
     """
+    return sink_attention(q, kv, cache, group, torch.full((q.shape[1],), float("-inf")))
+
+
+def sink_attention(
+    q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor
+) -> Tensor:
+    """See kernels.interface.Kernels.sink_attention; see `attention`."""
     rows, heads, dim = q.shape
     kv_heads = kv.shape[1] // 2
     rows_each = rows // len(group.starts)
@@ -33,5 +40,6 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
             for head in range(heads):
                 shared = head // (heads // kv_heads)
                 scores = visible[:, shared] @ q[row, head].float() / math.sqrt(dim)
-                out[row, head] = scores.softmax(-1) @ visible[:, kv_heads + shared]
+                every = torch.cat((scores, sinks[head : head + 1].float()))
+                out[row, head] = every.softmax(-1)[:-1] @ visible[:, kv_heads + shared]
     return out.flatten(1)

@@ -1,7 +1,11 @@
 """Norm, rotary embedding, activation and product as in their papers, in float32."""
 
+import math
+
 import torch
 from torch import Tensor
+
+from kernels.interface import Gate
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -23,6 +27,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """gate * sigmoid(gate) * up; the row holds gate, then up (Shazeer 2020)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gate * torch.sigmoid(gate) * up
+
+
+def gate_mul(gate_up: Tensor, gate: Gate) -> Tensor:
+    """See kernels.interface.Kernels.gate_mul; GELU's tanh form: Hendrycks and Gimpel 2016."""
+    x, up = gate_up.chunk(2, dim=-1)
+    if gate.limit is not None:
+        x, up = x.clamp(max=gate.limit), up.clamp(-gate.limit, gate.limit)
+    if gate.function == "gelu_tanh":
+        opened = x / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    else:
+        opened = x * torch.sigmoid(gate.alpha * x)
+    return opened * (up + gate.up_offset)
 
 
 class PlainLinear:

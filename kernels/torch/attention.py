@@ -27,7 +27,7 @@ def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Te
 def _decode(q: Tensor, kv_heads: int, cache: Tensor, group: AttentionGroup) -> Tensor:
     """One row per sequence; the query heads of a key head are the rows of one product."""
     batch, heads, dim = q.shape
-    history = _gather(cache, group.block_tables)
+    history = gather(cache, group.block_tables)
     rows = q.view(batch, kv_heads, heads // kv_heads, dim)
     keys = history[:, :, :kv_heads].transpose(1, 2)
     values = history[:, :, kv_heads:].transpose(1, 2)
@@ -38,15 +38,9 @@ def _decode(q: Tensor, kv_heads: int, cache: Tensor, group: AttentionGroup) -> T
 def _decode_kept(
     q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, kept: KeptRows
 ) -> Tensor:
-    """Decode over contiguous copies: only new rows, and rows that joined, are copied."""
     batch, heads, dim = q.shape
-    store = kept.stores[cache.data_ptr()]
-    kv_heads = store.shape[2]
-    for row, table, count in kept.joined:
-        past = cache.index_select(0, table).view(-1, 2, kv_heads, dim)[:count]
-        store[:, row, :, :count] = past.permute(1, 2, 0, 3)
-    store.view(-1, dim).index_copy_(0, kept.slots, kv.reshape(-1, dim))
-    keys, values = store[:, :batch, :, : max(group.starts) + 1].unbind()
+    keys, values = kept_history(kv, cache, group, kept)
+    kv_heads = keys.shape[1]
     rows = q.view(batch, kv_heads, heads // kv_heads, dim)
     out = scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
     return out.reshape(batch, heads * dim)
@@ -57,7 +51,7 @@ def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Ten
     length, heads, dim = q.shape
     kv_heads = kv.shape[1] // 2
     if not group.causal:
-        kv = _gather(cache, group.block_tables)[0, : group.starts[0] + length]
+        kv = gather(cache, group.block_tables)[0, : group.starts[0] + length]
     shared = (kv_heads, heads // kv_heads, kv.shape[0], dim)
     keys = kv[:, :kv_heads].transpose(0, 1).unsqueeze(1).expand(shared)
     values = kv[:, kv_heads:].transpose(0, 1).unsqueeze(1).expand(shared)
@@ -68,7 +62,24 @@ def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Ten
     return out.flatten(0, 1).transpose(0, 1).reshape(length, heads * dim)
 
 
-def _gather(cache: Tensor, tables: Tensor) -> Tensor:
+def kept_history(
+    kv: Tensor, cache: Tensor, group: AttentionGroup, kept: KeptRows
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of decodes, each [sequences, G, positions, D], from contiguous copies.
+
+    Only new rows, and rows that joined, are copied.
+    """
+    store = kept.stores[cache.data_ptr()]
+    kv_heads, dim = store.shape[2], store.shape[4]
+    for row, table, count in kept.joined:
+        past = cache.index_select(0, table).view(-1, 2, kv_heads, dim)[:count]
+        store[:, row, :, :count] = past.permute(1, 2, 0, 3)
+    store.view(-1, dim).index_copy_(0, kept.slots, kv.reshape(-1, dim))
+    keys, values = store[:, : kv.shape[0], :, : max(group.starts) + 1].unbind()
+    return keys, values
+
+
+def gather(cache: Tensor, tables: Tensor) -> Tensor:
     """Copy whole blocks in order: [sequences, positions, 2 G, D]."""
     batch, count = tables.shape
     block = cache.shape[1:]

@@ -1,7 +1,8 @@
 """The kernel set `triton`, for CUDA devices.
 
-Prefill attention, dense products, the arg-max and expert routing are PyTorch's (cuBLAS, flash
-attention). The other operations of a decode round are Triton kernels, one per file beside this one.
+Prefill attention, attention with sinks, dense products, gates other than SwiGLU, the arg-max and
+expert routing are PyTorch's (cuBLAS, flash attention). The other operations of a decode round are
+Triton kernels, one per file beside this one.
 """
 
 from kernels.interface import Kernels
@@ -19,7 +20,9 @@ KERNELS = Kernels(
     rope=rope,
     kv_write=kv_write,
     attention=attention,
+    sink_attention=TORCH.sink_attention,
     silu_mul=silu_mul,
+    gate_mul=TORCH.gate_mul,
     sample=sample,
     arg_max=TORCH.arg_max,
     pack=TORCH.pack,

@@ -68,10 +68,21 @@ def write_tiny_model(folder: Path, shape: TinyShape | None = None) -> Path:
     if not 1 <= shape.top_k <= shape.num_experts:
         raise ValueError(f"top_k {shape.top_k} is not within 1 and num_experts")
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _byte_tokenizer()
-    vocab_size = tokenizer.get_vocab_size()
+    vocab_size = write_text_files(folder)
     config = _config(shape, vocab_size)
     _write_json(folder / "config.json", config)
+    save_file(_weights(shape, vocab_size), folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def write_text_files(folder: Path) -> int:
+    """Write tokenizer.json, its configuration and generation_config.json.
+
+    Returns:
+        Size of the vocabulary: bytes, then special tokens.
+    """
+    tokenizer = _byte_tokenizer()
+    vocab_size = tokenizer.get_vocab_size()
     _write_json(
         folder / "generation_config.json", {"eos_token_id": [vocab_size - 2, vocab_size - 1]}
     )
@@ -86,8 +97,7 @@ def write_tiny_model(folder: Path, shape: TinyShape | None = None) -> Path:
         },
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    save_file(_weights(shape, vocab_size), folder / "model.safetensors", {"format": "pt"})
-    return folder
+    return vocab_size
 
 
 def _config(shape: TinyShape, vocab_size: int) -> dict[str, Any]:
@@ -153,11 +163,11 @@ def _weights(shape: TinyShape, vocab_size: int) -> dict[str, NDArray[np.float32]
     first = shape.seed * 1000
     for order, (name, size) in enumerate(_matrices(shape, vocab_size).items()):
         spread = 2.0 if "embed" in name or "head" in name else 3.0 / size[1] ** 0.5
-        weights[name] = spread * _uniform(size, first + order)
+        weights[name] = spread * uniform(size, first + order)
     for order, (name, length) in enumerate(_norms(shape).items()):
-        weights[name] = 1 + _uniform((length,), first + 500 + order) / 4
+        weights[name] = 1 + uniform((length,), first + 500 + order) / 4
     for order, (name, length) in enumerate(_biases(shape).items()):
-        weights[name] = _uniform((length,), first + 800 + order)
+        weights[name] = uniform((length,), first + 800 + order)
     return {name: np.asarray(value, dtype=np.float32) for name, value in weights.items()}
 
 
@@ -221,7 +231,7 @@ def _biases(shape: TinyShape) -> dict[str, int]:
     return sizes
 
 
-def _uniform(size: tuple[int, ...], key: int) -> NDArray[np.float32]:
+def uniform(size: tuple[int, ...], key: int) -> NDArray[np.float32]:
     """Values in [-1, 1) with 24 bits, by SplitMix64 over the index."""
     with np.errstate(over="ignore"):
         state = np.arange(int(np.prod(size)), dtype=np.uint64) + np.uint64(key << 32)

@@ -15,7 +15,12 @@ HEADS, KV_HEADS, DIM = 6, 2, 16
 
 
 def _run(
-    kernels: Kernels, batch: list[SequenceMetadata], block_size: int, dtype: torch.dtype
+    kernels: Kernels,
+    batch: list[SequenceMetadata],
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    sinks: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a set and the oracle give for one round."""
     reference = dispatch.load("reference")
@@ -31,8 +36,14 @@ def _run(
     kernels.kv_write(cache, kv, data.slots)
     reference.kv_write(other, kv, data.slots)
     assert torch.equal(cache, other)
-    got = [kernels.attention(q[g.rows], kv[g.rows], cache, g) for g in data.groups]
-    want = [reference.attention(q[g.rows], kv[g.rows], other, g) for g in data.groups]
+    own = torch.randn(HEADS).to(dtype) * 2
+
+    def attend(these: Kernels, g: AttentionGroup, cache: torch.Tensor) -> torch.Tensor:
+        parts = (q[g.rows], kv[g.rows], cache, g)
+        return these.sink_attention(*parts, own) if sinks else these.attention(*parts)
+
+    got = [attend(kernels, g, cache) for g in data.groups]
+    want = [attend(reference, g, other) for g in data.groups]
     assert sum(len(part) for part in got) == rows
     return torch.cat(got), torch.cat(want)
 
@@ -51,11 +62,13 @@ def _batch(parts: list[tuple[int, int]], block_size: int) -> list[SequenceMetada
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 32])
-def test_mixed_rounds(case: tuple[Kernels, torch.dtype], block_size: int) -> None:
+@pytest.mark.parametrize(
+    ("block_size", "sinks"), [(1, False), (16, False), (32, False), (16, True)]
+)
+def test_mixed_rounds(case: tuple[Kernels, torch.dtype], block_size: int, sinks: bool) -> None:
     kernels, dtype = case
     parts = [(0, 1), (5, 1), (0, 40), (17, 9), (200, 1), (31, 1), (32, 33)]
-    got, want = _run(kernels, _batch(parts, block_size), block_size, dtype)
+    got, want = _run(kernels, _batch(parts, block_size), block_size, dtype, sinks=sinks)
     limit = LIMITS[dtype]
     torch.testing.assert_close(got.float(), want.float(), atol=limit, rtol=limit)
 
@@ -64,11 +77,12 @@ def test_mixed_rounds(case: tuple[Kernels, torch.dtype], block_size: int) -> Non
     st.lists(st.tuples(st.integers(0, 70), st.integers(1, 20)), min_size=1, max_size=6),
     st.sampled_from([1, 3, 8, 32]),
     st.sampled_from([name for name in dispatch.SETS if name.startswith("torch")]),
+    st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_any_round(parts: list[tuple[int, int]], block_size: int, name: str) -> None:
+def test_any_round(parts: list[tuple[int, int]], block_size: int, name: str, sinks: bool) -> None:
     kernels = dispatch.load(name)
-    got, want = _run(kernels, _batch(parts, block_size), block_size, torch.float32)
+    got, want = _run(kernels, _batch(parts, block_size), block_size, torch.float32, sinks=sinks)
     torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
 
 
@@ -84,3 +98,17 @@ def test_a_group_of_one_row_without_history_sees_itself_alone(kernels: Kernels) 
     out = kernels.attention(torch.randn(1, HEADS, DIM), kv, cache, group)
     own = kv[0, KV_HEADS:].repeat_interleave(HEADS // KV_HEADS, 0).flatten()
     torch.testing.assert_close(out[0], own)
+
+
+def test_a_sink_takes_its_share_and_adds_nothing(kernels: Kernels) -> None:
+    """One position with score 0 beside a sink of ln 3: a quarter of the value."""
+    cache = torch.zeros(2, 4, 2 * KV_HEADS, DIM)
+    kv = torch.ones(1, 2 * KV_HEADS, DIM)
+    data = build_input(
+        [SequenceMetadata(0, 0, (0,), None, (1,), sample=True)], None, 4, torch.float32, CPU
+    )
+    (group,) = data.groups
+    kernels.kv_write(cache, kv, data.slots)
+    sinks = torch.full((HEADS,), 3.0).log()
+    out = kernels.sink_attention(torch.zeros(1, HEADS, DIM), kv, cache, group, sinks)
+    torch.testing.assert_close(out, torch.full((1, HEADS * DIM), 0.25))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.interface import Kernels
+from kernels.interface import Gate, Kernels
 
 SHAPES = [(1, 1023), (3, 576), (33, 64), (7, 8)]
 Case = tuple[Kernels, torch.dtype]
@@ -51,6 +51,30 @@ def test_rope_keeps_lengths_and_adds_angles(kernels: Kernels) -> None:
 
     near, far = turned(q, 3) @ turned(k, 1), turned(q, 12) @ turned(k, 10)
     torch.testing.assert_close(near, far, atol=1e-4, rtol=1e-4)
+
+
+GATES = [
+    Gate("gelu_tanh"),
+    Gate(alpha=1.702, limit=1.5, up_offset=1.0),
+    Gate(limit=0.7),
+]
+
+
+@pytest.mark.parametrize("gate", GATES, ids=str)
+@pytest.mark.parametrize("shape", [(0, 6), (1, 6), (33, 130)])
+def test_gate_mul(case: Case, reference: Kernels, gate: Gate, shape: tuple[int, int]) -> None:
+    kernels, dtype = case
+    gate_up = (torch.randn(shape) * 2).to(dtype)
+    want = reference.gate_mul(gate_up.float(), gate)
+    _close(kernels.gate_mul(gate_up.clone(), gate), want, dtype, scale=4)
+
+
+def test_gates_of_a_row_do_not_depend_on_other_rows(kernels: Kernels) -> None:
+    gate_up = torch.randn(50, 2 * 23)
+    for gate in GATES:
+        together = kernels.gate_mul(gate_up, gate)
+        for row in range(50):
+            assert torch.equal(kernels.gate_mul(gate_up[row : row + 1], gate)[0], together[row])
 
 
 @pytest.mark.parametrize("shape", [(1, 6), (9, 1024), (33, 130)])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.interface import Kernels
+from kernels.interface import Kernels, Routing, Scoring
 
 Case = tuple[Kernels, torch.dtype]
 
@@ -15,8 +15,9 @@ def test_route(
 ) -> None:
     kernels, dtype = case
     scores = (torch.randn(rows, experts) * 3).to(dtype)
-    weights, ids = kernels.route(scores, top_k, renormalise)
-    want, chosen = reference.route(scores, top_k, renormalise)
+    routing = Routing(top_k, renormalise=renormalise)
+    weights, ids = kernels.route(scores, routing, None, None)
+    want, chosen = reference.route(scores, routing, None, None)
     assert weights.dtype == torch.float32
     assert ids.dtype == torch.int64
     if dtype == torch.float32:
@@ -25,6 +26,47 @@ def test_route(
     torch.testing.assert_close(weights, want, atol=limit, rtol=limit)
     if renormalise:
         torch.testing.assert_close(weights.sum(-1), torch.ones(rows), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("scoring", ["sigmoid", "sqrt_softplus"])
+@pytest.mark.parametrize(("groups", "top_groups"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize("rows", [0, 1, 33])
+def test_route_with_bias_and_groups(
+    case: Case, reference: Kernels, scoring: Scoring, groups: int, top_groups: int, rows: int
+) -> None:
+    kernels, dtype = case
+    scores = (torch.randn(rows, 24) * 3).to(dtype)
+    bias = torch.randn(24)
+    routing = Routing(5, scoring, scale=2.5, groups=groups, top_groups=top_groups)
+    weights, ids = kernels.route(scores, routing, bias, None)
+    want, chosen = reference.route(scores, routing, bias, None)
+    assert ids.tolist() == chosen.tolist()
+    torch.testing.assert_close(weights, want, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(weights.sum(-1), torch.full((rows,), 2.5))
+
+
+def test_route_weighs_the_experts_that_it_is_given(case: Case, reference: Kernels) -> None:
+    kernels, dtype = case
+    scores = torch.randn(9, 16).to(dtype)
+    given = torch.stack([torch.randperm(16)[:3] for _ in range(9)])
+    for renormalise in (True, False):
+        routing = Routing(3, "sqrt_softplus", renormalise=renormalise, scale=1.5)
+        weights, ids = kernels.route(scores, routing, None, given)
+        want, _ = reference.route(scores, routing, None, given)
+        assert torch.equal(ids, given)
+        torch.testing.assert_close(weights, want, atol=1e-6, rtol=1e-5)
+
+
+def test_the_bias_chooses_and_does_not_weigh(case: Case) -> None:
+    kernels, _ = case
+    routing = Routing(1, "sigmoid", renormalise=False)
+    weights, ids = kernels.route(torch.zeros(1, 4), routing, torch.tensor([0.0, 0, 7, 0]), None)
+    assert (ids.item(), weights.item()) == (2, 0.5)
+
+
+def test_more_groups_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match="top_groups is 3, it must be 1 to 2"):
+        Routing(2, groups=2, top_groups=3)
 
 
 def test_combine(case: Case, reference: Kernels) -> None:
@@ -49,14 +91,16 @@ def test_combine_adds_in_float32_and_in_the_order_of_columns(case: Case) -> None
     assert kernels.combine(outputs.float(), turned)[0, 0].item() == 2**24
 
 
-def test_rows_do_not_depend_on_one_another(kernels: Kernels) -> None:
-    scores = torch.randn(50, 24)
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid", "sqrt_softplus"])
+def test_rows_do_not_depend_on_one_another(kernels: Kernels, scoring: Scoring) -> None:
+    routing = Routing(3, scoring)
+    scores = torch.randn(50, 23)
     outputs = torch.randn(50, 3, 47)
-    weights, ids = kernels.route(scores, 3, True)
+    weights, ids = kernels.route(scores, routing, None, None)
     together = kernels.combine(outputs, weights)
     for row in range(50):
         one = slice(row, row + 1)
-        alone, chosen = kernels.route(scores[one], 3, True)
+        alone, chosen = kernels.route(scores[one], routing, None, None)
         assert torch.equal(alone, weights[one])
         assert torch.equal(chosen, ids[one])
         assert torch.equal(kernels.combine(outputs[one], alone), together[one])

@@ -9,9 +9,10 @@ caching. Float32 on a CPU only.
 from kernels.interface import Kernels
 from kernels.reference.layers import rope
 from kernels.torch.attention import kv_write
+from kernels.torch.gates import gate_mul
 from kernels.torch.moe import combine, route
 from kernels.torch.sample import arg_max, sample
-from kernels.torch.tiled.attention import attention
+from kernels.torch.tiled.attention import attention, sink_attention
 from kernels.torch.tiled.layers import TiledLinear, rms_norm, silu_mul
 
 KERNELS = Kernels(
@@ -20,7 +21,9 @@ KERNELS = Kernels(
     rope=rope,
     kv_write=kv_write,
     attention=attention,
+    sink_attention=sink_attention,
     silu_mul=silu_mul,
+    gate_mul=gate_mul,
     sample=sample,
     arg_max=arg_max,
     pack=TiledLinear,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.interface import AttentionGroup
-from kernels.torch.tiled.layers import SERIAL
+from kernels.torch.whole_vectors import SERIAL
 
 KEYS = 128
 """Positions of a tile of keys."""
@@ -22,13 +22,26 @@ _MAX_QUERIES = 16
 
 def attention(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
     """See kernels.interface.Kernels.attention; all keys and values are read from the cache."""
+    return _attention(q, kv, cache, group, None)
+
+
+def sink_attention(
+    q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor
+) -> Tensor:
+    """See kernels.interface.Kernels.sink_attention."""
+    return _attention(q, kv, cache, group, sinks.float())
+
+
+def _attention(
+    q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor | None
+) -> Tensor:
     rows, heads, dim = q.shape
     each = rows // len(group.starts)
     out = torch.empty(rows, heads, dim, dtype=q.dtype)
     for index, start in enumerate(group.starts):
         keys, values = _history(cache, group.block_tables[index], start + each)
         own = slice(index * each, (index + 1) * each)
-        _sequence(q[own], keys, values, start, group.window, out[own])
+        _sequence(q[own], keys, values, start, group.window, sinks, out[own])
     return out.flatten(1)
 
 
@@ -45,11 +58,20 @@ def _history(cache: Tensor, table: Tensor, length: int) -> tuple[Tensor, Tensor]
 
 
 def _sequence(
-    q: Tensor, keys: Tensor, values: Tensor, start: int, window: int, out: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    window: int,
+    sinks: Tensor | None,
+    out: Tensor,
 ) -> None:
     length, heads, dim = q.shape
     size = _queries(heads)
     kv_heads = keys.shape[1]
+    own = None
+    if sinks is not None:  # [G, heads of a group * size, 1], like the rows of a tile
+        own = sinks.view(kv_heads, -1, 1).expand(-1, -1, size).reshape(kv_heads, -1, 1)
     end = start + length
     for first in range(start // size * size, end, size):
         low, high = max(first, start), min(first + size, end)
@@ -57,7 +79,7 @@ def _sequence(
         tile[low - first : high - first] = q[low - start : high - start]
         # [G, heads of a group * size, D]: all rows that attend to the same keys.
         rows = tile.view(size, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-        done = _tile(rows, keys, values, first, size, window)
+        done = _tile(rows, keys, values, first, size, window, own)
         done = done.view(kv_heads, -1, size, dim).permute(2, 0, 1, 3).reshape(size, heads, dim)
         out[low - start : high - start] = done[low - first : high - first]
 
@@ -70,7 +92,15 @@ def _queries(heads: int) -> int:
     return size
 
 
-def _tile(rows: Tensor, keys: Tensor, values: Tensor, first: int, size: int, window: int) -> Tensor:
+def _tile(
+    rows: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first: int,
+    size: int,
+    window: int,
+    sinks: Tensor | None,
+) -> Tensor:
     last = (first + size - 1) // KEYS
     oldest = max(0, first - window + 1) // KEYS if window else 0
     tiles = range(oldest, last + 1)
@@ -82,7 +112,9 @@ def _tile(rows: Tensor, keys: Tensor, values: Tensor, first: int, size: int, win
     best = scores[0].amax(-1, keepdim=True)
     for part in scores[1:]:
         best = torch.maximum(best, part.amax(-1, keepdim=True))
-    total = torch.zeros_like(best)
+    if sinks is not None:
+        best = torch.maximum(best, sinks)
+    total = torch.zeros_like(best) if sinks is None else (sinks - best).exp_()
     mixed = torch.zeros_like(rows)
     for part, value in zip(scores, values[oldest:], strict=False):
         weights = part.sub_(best).exp_()

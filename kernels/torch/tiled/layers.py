@@ -6,13 +6,10 @@ from torch.nn import functional
 
 from kernels.interface import UnsupportedError
 from kernels.torch.linear import pack_linear
+from kernels.torch.whole_vectors import SERIAL, VECTOR
 
 ROWS = 16
 """Rows of a tile."""
-SERIAL = 32768
-"""Largest number of elements that PyTorch does not split among threads (`GRAIN_SIZE`)."""
-VECTOR = 64
-"""A multiple of this many elements leaves no remainder to scalar code on any vector unit."""
 
 
 class UnequalRowsError(UnsupportedError):

@@ -8,6 +8,7 @@ from services.common.config.settings import ConfigError
 from services.engine.compute.expert_parallel.leader import ExpertLeader, expert_shape
 from services.engine.compute.loader import ModelSource
 from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.models.registry import runs_whole_rounds
 from services.engine.compute.numerics import TORCH_DTYPES
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.model_config import ModelConfig
@@ -44,7 +45,7 @@ def choose_kernels(
             "dtype=int8: not supported for models with experts; use float32 or bfloat16"
         )
     name = None
-    if config.kernels != "torch" and whole_model and model.moe is None:
+    if config.kernels != "torch" and whole_model and runs_whole_rounds(model):
         sizes = (model.head_dim, config.block_size)
         name = dispatch.compiled_set(device.type, config.dtype, sizes)
     try:

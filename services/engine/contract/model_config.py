@@ -42,9 +42,11 @@ class YarnRope:
 
 @dataclass(frozen=True, slots=True)
 class FactorsRope:
-    """One divisor per pair's frequency, as in GGUF files (`rope_freqs.weight`)."""
+    """One divisor per pair's frequency: GGUF's `rope_freqs.weight`, LongRoPE's `short_factor`."""
 
     factors: tuple[float, ...]
+    attention_factor: float = 1.0
+    """As YarnRope's."""
 
 
 RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorsRope
@@ -63,11 +65,30 @@ class MoeConfig:
     """Whether the weights of the chosen experts are scaled to a sum of 1."""
     layers: tuple[int, ...]
     """Indices of the layers with experts, ascending; the others are dense."""
+    scale: float = 1.0
+    """Multiplies the weights of the chosen experts."""
+    groups: int = 1
+    """Groups of adjacent experts, of equal size."""
+    top_groups: int = 1
+    """Groups from which the experts of a row are chosen."""
+    num_shared: int = 0
+    """Experts that every row passes, as one network of their sizes together."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts:
             raise ModelFileError(
                 f"top_k is {self.top_k}, it must be 1 to {self.num_experts}, the number of experts"
+            )
+        size = self.num_experts // max(1, self.groups)
+        if self.groups < 1 or size * self.groups != self.num_experts or size < 2 <= self.groups:
+            raise ModelFileError(
+                f"groups is {self.groups}: {self.num_experts} experts do not make as many groups "
+                "of 2 or more"
+            )
+        if not 1 <= self.top_groups <= self.groups or self.top_k > size * self.top_groups:
+            raise ModelFileError(
+                f"top_groups is {self.top_groups}, it must be 1 to {self.groups}, the number of "
+                f"groups, and hold top_k ({self.top_k}) experts"
             )
         if not self.layers:
             raise ModelFileError("no layer has experts: model_type should name a dense model")
@@ -87,7 +108,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family. Sizes are numbers of elements.
+    """A decoder. Sizes are numbers of elements.
 
     Raises:
         ModelFileError: the sizes do not fit together.
@@ -111,6 +132,15 @@ class ModelConfig:
     output_bias: bool = False
     """Bias of the attention's output projection."""
     mlp_bias: bool = False
+    head_norms: bool = False
+    """Queries and keys are normed per head before they are rotated."""
+    query_scale: float | None = None
+    """Multiplies each attention score; None: 1 / sqrt(head_dim)."""
+    rotary_dim: int = 0
+    """Elements of a head that are rotated, the first ones; 0: all."""
+    sliding_rope_theta: float | None = None
+    """Base of the frequencies in layers with the window, which are then not scaled; None: as in the
+    other layers."""
     sliding_window: int = 0
     """Positions that a row of a sliding layer attends to, itself included; 0 if none slides."""
     sliding_layers: tuple[int, ...] = ()
@@ -128,6 +158,11 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ModelFileError(
                 f"head_dim is {self.head_dim}, it must be even for rotary embeddings"
+            )
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
+            raise ModelFileError(
+                f"rotary_dim is {self.rotary_dim}, it must be even and at most head_dim "
+                f"({self.head_dim})"
             )
         if self.sliding_layers and self.sliding_window < 1:
             raise ModelFileError(

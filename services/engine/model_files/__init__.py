@@ -6,7 +6,8 @@ the weights.
 known_models.py   finds the files of a model, by path or by a known name
 gguf_*.py         GGUF files: header, configuration, tokenizer
 spm_*.py          SentencePiece tokenizers
-hf_*.py           Hugging Face folders: configuration, tokenizer, chat template
+hf_*.py           Hugging Face folders: configuration (experts, rotary embeddings, windows),
+                  tokenizer, chat template
 template_check.py   refuses a chat template that cannot be compiled
 json_keys.py, file_errors.py   checked access to keys; errors name the file
 """

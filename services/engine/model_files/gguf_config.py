@@ -23,9 +23,14 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
+    "gemma3": "gemma3",
 }
 """`ModelConfig.architecture` by `general.architecture`; dense Mistral models are "llama" there."""
 _DEFAULT_THETA = 10000.0
+_GEMMA_PATTERN = 6
+"""Every sixth layer of a Gemma 3 attends to all positions; the format has no key for it."""
+_GEMMA_27B_LAYERS = 62
+"""The one Gemma 3 whose scores are not scaled by its head size; the format has no key for it."""
 
 
 def gguf_config(
@@ -78,9 +83,21 @@ def gguf_config(
             qkv_bias="blk.0.attn_q.bias" in header.tensors,
             output_bias="blk.0.attn_output.bias" in header.tensors,
             mlp_bias="blk.0.ffn_down.bias" in header.tensors,
+            head_norms="blk.0.attn_q_norm.weight" in header.tensors,
+            query_scale=(
+                (hidden / heads) ** -0.5
+                if kind == "gemma3" and num_layers == _GEMMA_27B_LAYERS
+                else None
+            ),
+            sliding_rope_theta=_DEFAULT_THETA if kind == "gemma3" else None,
             sliding_window=window,
-            sliding_layers=tuple(range(num_layers)) if window else (),
+            sliding_layers=_sliding_layers(kind, num_layers) if window else (),
         )
+
+
+def _sliding_layers(kind: str, num_layers: int) -> tuple[int, ...]:
+    pattern = _GEMMA_PATTERN if kind == "gemma3" else num_layers + 1
+    return tuple(index for index in range(num_layers) if (index + 1) % pattern)
 
 
 def _own_keys(metadata: Mapping[str, Any], name: str, where: str) -> Keys:

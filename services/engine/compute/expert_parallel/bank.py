@@ -8,7 +8,9 @@ from torch import Tensor
 
 from kernels.interface import Kernels, Linear
 from services.engine.compute.expert_parallel.slot_map import TILE_ROWS
+from services.engine.compute.models.architecture import SWIGLU
 from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.models.weights import add_bias
 from services.engine.contract.expert_placement import missing_experts, rank_experts
 from services.engine.contract.runner import ExpertPlacement, ExpertShape
 
@@ -17,10 +19,14 @@ from services.engine.contract.runner import ExpertPlacement, ExpertShape
 class _Expert:
     gate_up: Linear
     down: Linear
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
 
     @property
     def nbytes(self) -> int:
-        return self.gate_up.nbytes + self.down.nbytes
+        biases = (self.gate_up_bias, self.down_bias)
+        rows = sum(bias.nbytes for bias in biases if bias is not None)
+        return self.gate_up.nbytes + self.down.nbytes + rows
 
 
 class ExpertBank:
@@ -107,9 +113,15 @@ class ExpertBank:
             # A copy: the alignment of a tile may decide which code computes the product, and so
             # its last bits.
             tile = rows[at : at + TILE_ROWS].clone()
-            activated = self.kernels.silu_mul(expert.gate_up(tile))
-            out[at : at + TILE_ROWS] = expert.down(activated)
+            opened = self._open(add_bias(expert.gate_up(tile), expert.gate_up_bias))
+            out[at : at + TILE_ROWS] = add_bias(expert.down(opened), expert.down_bias)
+
+    def _open(self, gate_up: Tensor) -> Tensor:
+        if self.weights.gate == SWIGLU:
+            return self.kernels.silu_mul(gate_up)
+        return self.kernels.gate_mul(gate_up, self.weights.gate)
 
     def _pack(self, layer: int, expert: int) -> _Expert:
-        gate_up, down = self.weights.read(layer, expert)
-        return _Expert(self.kernels.pack(gate_up), self.kernels.pack(down))
+        read = self.weights.read(layer, expert)
+        gate_up, down = self.kernels.pack(read.gate_up), self.kernels.pack(read.down)
+        return _Expert(gate_up, down, read.gate_up_bias, read.down_bias)

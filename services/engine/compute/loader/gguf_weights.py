@@ -30,6 +30,11 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
+_GEMMA3_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _EXPERT_PARTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -56,12 +61,15 @@ class GgufWeights(StoredWeights):
         """
         self._data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         self._heads: dict[str, int] = {}
+        # There GGUF stores norms around 1, not around 0 as the model's own files do.
+        self._norm_offset = 1.0 if config.architecture == "gemma3" else 0.0
+        layer_names = LAYER_NAMES | (_GEMMA3_NAMES if config.architecture == "gemma3" else {})
         self._infos: dict[str, TensorInfo] = {}
         for name, info in header.tensors.items():
             if name == ROPE_FACTORS:
                 continue
             check_format(name, info)
-            self._infos |= _counterparts(name, info)
+            self._infos |= _counterparts(name, info, layer_names)
         if config.architecture == "llama":  # Only there does GGUF reorder rotary pairs.
             self._heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
 
@@ -70,6 +78,8 @@ class GgufWeights(StoredWeights):
         part = name.split(".")[-2]
         if part in self._heads:
             return _unpermute(tensor.view(len(tensor), -1), self._heads[part]).view(tensor.shape)
+        if self._norm_offset and part.endswith("norm"):
+            return tensor.sub_(self._norm_offset)
         return tensor
 
     def __contains__(self, name: object) -> bool:
@@ -164,7 +174,9 @@ def decode_tensor(data: NDArray[np.uint8], name: str, info: TensorInfo) -> torch
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32).reshape(info.shape))
 
 
-def _counterparts(name: str, info: TensorInfo) -> Mapping[str, TensorInfo]:
+def _counterparts(
+    name: str, info: TensorInfo, layer_names: Mapping[str, str]
+) -> Mapping[str, TensorInfo]:
     """The model's tensors for a tensor of the file; a stack of experts becomes one per expert.
 
     Raises:
@@ -176,8 +188,8 @@ def _counterparts(name: str, info: TensorInfo) -> Mapping[str, TensorInfo]:
     if prefix == "blk" and layer.isdecimal() and kind in ("weight", "bias"):
         if part in _EXPERT_PARTS and kind == "weight" and len(info.shape) == 3:
             return _experts(int(layer), _EXPERT_PARTS.index(part), info)
-        if part in LAYER_NAMES:
-            return {f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}": info}
+        if part in layer_names:
+            return {f"model.layers.{layer}.{layer_names[part]}.{kind}": info}
     raise ModelFileError(f"tensor {name!r} is not part of a served architecture")
 
 

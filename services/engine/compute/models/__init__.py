@@ -1,8 +1,9 @@
 """Model architectures, built on the operations of a kernel set.
 
-registry.py                        architecture name → class; start here to add one
-decoder.py                         the decoder that all architectures share; llama.py, qwen3.py,
-                                   qwen3_moe.py: the differences
+architectures/                     one declaration per architecture; start here to add one
+architecture.py                    what a declaration consists of
+decoder.py                         the decoder that is built from a declaration
+registry.py                        makes a model from its weights, layer by layer or as whole rounds
 fused.py                           a dense decoder whose whole round is one compiled job
 kept_weights.py                    packed weights that a start leaves for the next ones
 attention.py, mlp.py, moe.py       the parts of a layer; rope.py: angles

@@ -1,16 +1,16 @@
-"""Grouped-query attention of one layer over paged keys and values.
-
-Biases, norms per head and a sliding window are optional.
-"""
+"""Grouped-query attention of one layer over paged keys and values, as declared."""
 
 import torch
 from torch import Tensor
 
-from kernels.interface import Kernels
+from kernels.interface import AttentionGroup, Kernels
+from services.engine.compute.models.architecture import GroupedQuery
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.rope import pair_halves
 from services.engine.compute.models.weights import WeightReader, add_bias
 from services.engine.contract.model_config import ModelConfig
+
+_SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 
 class Attention:
@@ -22,16 +22,17 @@ class Attention:
         kernels: Kernels,
         reader: WeightReader,
         at: str,
+        made_of: GroupedQuery,
         *,
-        head_norms: bool,
         sliding: bool = False,
+        norm_offset: float = 0.0,
     ) -> None:
         """Pack the weights.
 
         Args:
             at: name prefix of the layer's tensors.
-            head_norms: queries and keys are normed per head before they are rotated (Qwen3).
             sliding: rows attend to the model's window only.
+            norm_offset: see Architecture.
 
         Raises:
             ModelFileError: a tensor is missing or of the wrong shape.
@@ -39,32 +40,38 @@ class Attention:
         self._config = config
         self._kernels = kernels
         self._sliding = sliding
-        hidden, dim = config.hidden_size, config.head_dim
-        queries = config.num_heads * dim
-        self._norm = reader(f"{at}.input_layernorm.weight", hidden)
-        joined = joined_projection(config, reader, f"{at}.self_attn", "weight", hidden)
-        self._qkv = kernels.pack(joined)
+        hidden = config.hidden_size
+
+        def norm(name: str, size: int = hidden) -> Tensor:
+            return reader.norm(f"{at}.{name}.weight", size, offset=norm_offset)
+
+        self._norm = norm(made_of.norm)
+        self._head_norms: tuple[Tensor, ...] = ()
+        if config.head_norms:
+            names = made_of.head_norms
+            self._head_norms = tuple(_paired(norm(name, config.head_dim), config) for name in names)
+        names = made_of.projections
+        joined = joined_projection(config, reader, at, "weight", hidden, names)
         self._qkv_bias: Tensor | None = None
         if config.qkv_bias:
-            self._qkv_bias = joined_projection(config, reader, f"{at}.self_attn", "bias", 1).view(
-                -1
-            )
-        output = reader(f"{at}.self_attn.o_proj.weight", hidden, queries)
+            self._qkv_bias = joined_projection(config, reader, at, "bias", 1, names).view(-1)
+        self._scale_queries(joined)
+        self._qkv = kernels.pack(joined)
+        queries = config.num_heads * config.head_dim
+        output = reader(f"{at}.{made_of.output}.weight", hidden, queries)
         self._output = kernels.row_parallel(kernels.pack(output))
         self._output_bias = reader.optional(
-            f"{at}.self_attn.o_proj.bias", hidden, wanted=config.output_bias
+            f"{at}.{made_of.output}.bias", hidden, wanted=config.output_bias
         )
-        self._head_norms: tuple[Tensor, ...] = ()
-        if head_norms:
-            names = (f"{at}.self_attn.q_norm.weight", f"{at}.self_attn.k_norm.weight")
-            self._head_norms = tuple(paired_norm(reader, name, dim) for name in names)
+        self._post_norm = norm(made_of.post_norm) if made_of.post_norm else None
+        self._sinks = reader(f"{at}.{made_of.sinks}", config.num_heads) if made_of.sinks else None
 
     @property
     def nbytes(self) -> int:
         """Memory of the packed weights, in bytes."""
-        biases = (b for b in (self._qkv_bias, self._output_bias) if b is not None)
-        rows = sum(row.nbytes for row in (self._norm, *self._head_norms, *biases))
-        return rows + self._qkv.nbytes + self._output.nbytes
+        optional = (self._qkv_bias, self._output_bias, self._post_norm, self._sinks)
+        rows = (self._norm, *self._head_norms, *(row for row in optional if row is not None))
+        return sum(row.nbytes for row in rows) + self._qkv.nbytes + self._output.nbytes
 
     def add_to(self, x: Tensor, cos_sin: Tensor, data: InputMetadata, cache: Tensor) -> None:
         """x [T, hidden] += attention of all rows; their keys and values are written.
@@ -82,9 +89,35 @@ class Attention:
         q, kv = qkv[:, : config.num_heads], qkv[:, config.num_heads :]
         kernels.kv_write(cache, kv, data.slots)
         groups = data.window_groups if self._sliding else data.groups
-        parts = [kernels.attention(q[g.rows], kv[g.rows], cache, g) for g in groups]
-        self._output.add_to(x, parts[0] if len(parts) == 1 else torch.cat(parts))
-        add_bias(x, self._output_bias)
+        parts = [self._attend(q[g.rows], kv[g.rows], cache, g) for g in groups]
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self._post_norm is None:
+            self._output.add_to(x, mixed)
+            add_bias(x, self._output_bias)
+            return
+        out = add_bias(self._output(mixed), self._output_bias)
+        x.add_(kernels.rms_norm(out, self._post_norm, config.rms_norm_eps))
+
+    def _attend(self, q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
+        if self._sinks is None:
+            return self._kernels.attention(q, kv, cache, group)
+        return self._kernels.sink_attention(q, kv, cache, group, self._sinks)
+
+    def _scale_queries(self, joined: Tensor) -> None:
+        """Multiply queries by what `query_scale` differs by from what kernels use, 1 / sqrt(D)."""
+        config = self._config
+        if config.query_scale is None:
+            return
+        factor = config.query_scale * config.head_dim**0.5
+        if factor == 1:
+            return
+        if self._head_norms:  # a norm would undo a factor before it
+            self._head_norms = (self._head_norms[0] * factor, *self._head_norms[1:])
+            return
+        rows = config.num_heads * config.head_dim
+        for part in (joined, self._qkv_bias):
+            if part is not None:
+                part[:rows].mul_(factor)
 
     def _norm_heads(self, qkv: Tensor) -> None:
         config = self._config
@@ -99,7 +132,12 @@ class Attention:
 
 
 def joined_projection(
-    config: ModelConfig, reader: WeightReader, at: str, part: str, columns: int
+    config: ModelConfig,
+    reader: WeightReader,
+    at: str,
+    part: str,
+    columns: int,
+    names: tuple[str, ...] = _SEPARATE,
 ) -> Tensor:
     """Query, key and value projections as one: [(H + 2 G) * D, columns].
 
@@ -107,19 +145,33 @@ def joined_projection(
 
     Args:
         part: "weight", or "bias" with one column.
+        names: of the three tensors below `at`, or of one with the rows of all three.
 
     Raises:
         ModelFileError: a tensor is missing or of the wrong shape.
     """
-    heads = (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
-    rows = []
-    for name, count in heads:
-        shape = (count * config.head_dim,) + ((columns,) if part == "weight" else ())
-        tensor = reader(f"{at}.{name}_proj.{part}", *shape).view(-1, columns)
-        rows.append(tensor if name == "v" else pair_halves(tensor, count))
-    return torch.cat(rows)
+    counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    sizes = [count * config.head_dim for count in counts]
+
+    def read(name: str, rows: int) -> Tensor:
+        shape = (rows, columns) if part == "weight" else (rows,)
+        return reader(f"{at}.{name}.{part}", *shape).view(-1, columns)
+
+    if len(names) == 1:
+        parts = list(read(names[0], sum(sizes)).split(sizes))
+    else:
+        parts = [read(name, rows) for name, rows in zip(names, sizes, strict=True)]
+    rotated = [
+        pair_halves(rows, count, config.rotary_dim)
+        for rows, count in zip(parts[:2], counts, strict=False)
+    ]
+    return torch.cat((*rotated, parts[2]))
 
 
 def paired_norm(reader: WeightReader, name: str, dim: int) -> Tensor:
-    """A norm of heads [D], reordered like the rows of their projection."""
+    """A norm of heads [D] whose every pair is rotated, reordered like its projection's rows."""
     return pair_halves(reader(name, dim).view(dim, 1), 1).view(dim)
+
+
+def _paired(norm: Tensor, config: ModelConfig) -> Tensor:
+    return pair_halves(norm.view(-1, 1), 1, config.rotary_dim).view(-1)

@@ -1,7 +1,6 @@
 """The decoder that all served architectures share: embedding, layers, last norm and head.
 
-Differences that the configuration does not express are in the subclasses: llama.py, qwen3.py and
-qwen3_moe.py.
+It builds its layers from an architecture's declaration; see architecture.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
+from services.engine.compute.models.architecture import Architecture
 from services.engine.compute.models.attention import Attention
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.mlp import Mlp
-from services.engine.compute.models.moe import RunExperts
+from services.engine.compute.models.moe import MoeBlock, RunExperts
 from services.engine.compute.models.rope import cos_sin_table
 from services.engine.compute.models.weights import EMBEDDING, WeightReader, head_weight
 from services.engine.contract.model_config import ModelConfig
@@ -35,6 +35,7 @@ class FeedForward(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention: Attention
+    sliding: bool
     norm: Tensor
     feed_forward: FeedForward
 
@@ -42,11 +43,9 @@ class _Layer:
 class Decoder:
     """See registry.Model; its weights are packed for one kernel set, which it calls by layer."""
 
-    head_norms = False
-    """Queries and keys are normed per head before they are rotated."""
-
     def __init__(
         self,
+        made_of: Architecture,
         config: ModelConfig,
         weights: Mapping[str, Tensor],
         kernels: Kernels,
@@ -67,15 +66,22 @@ class Decoder:
             ModelFileError: a tensor is missing, left over or of the wrong shape.
         """
         self.config = config
+        self._made_of = made_of
         self._kernels = kernels
         self._experts = experts
         self._dtype = dtype
         reader = WeightReader(weights, dtype, device)
         self._embedding = reader.rows(EMBEDDING, config.vocab_size, config.hidden_size)
         self._layers = [self._pack_layer(reader, index) for index in range(config.num_layers)]
-        self._norm = reader("model.norm.weight", config.hidden_size)
+        self._norm = self._read_norm(reader, "model.norm")
         self._head = kernels.pack(head_weight(reader, config))
         self._cos_sin = cos_sin_table(config, max_positions).to(device)
+        self._window_cos_sin = self._cos_sin
+        if config.sliding_rope_theta is not None:
+            self._window_cos_sin = cos_sin_table(config, max_positions, sliding=True).to(device)
+        self._scale = config.hidden_size**0.5 if made_of.scales_embedding else None
+        if made_of.drafts:
+            reader.ignore_layers(config.num_layers)
         reader.check_all_read()
 
     @property
@@ -91,9 +97,14 @@ class Decoder:
     def forward(self, data: InputMetadata, caches: Sequence[Tensor]) -> Tensor:
         """See Model."""
         x = self._embedding(data.token_ids)
-        cos_sin = self._cos_sin.index_select(0, data.positions)
+        if self._scale is not None:
+            # The factor is rounded to the number format first, as the models are trained.
+            x = x * torch.tensor(self._scale, dtype=x.dtype)
+        cos_sin = windowed = self._cos_sin.index_select(0, data.positions)
+        if self._window_cos_sin is not self._cos_sin:
+            windowed = self._window_cos_sin.index_select(0, data.positions)
         for layer, cache in zip(self._layers, caches, strict=True):
-            layer.attention.add_to(x, cos_sin, data, cache)
+            layer.attention.add_to(x, windowed if layer.sliding else cos_sin, data, cache)
             normed = self._kernels.rms_norm(x, layer.norm, self.config.rms_norm_eps)
             layer.feed_forward.add_to(x, normed)
         return x
@@ -110,23 +121,37 @@ class Decoder:
     def close(self) -> None:
         """See Model: it has no threads."""
 
+    def _read_norm(self, reader: WeightReader, name: str) -> Tensor:
+        return reader.norm(
+            f"{name}.weight", self.config.hidden_size, offset=self._made_of.norm_offset
+        )
+
     def _attention(self, reader: WeightReader, index: int, at: str) -> Attention:
         return Attention(
             self.config,
             self._kernels,
             reader,
             at,
-            head_norms=self.head_norms,
+            self._made_of.attention,
             sliding=index in self.config.sliding_layers,
+            norm_offset=self._made_of.norm_offset,
         )
 
     def _feed_forward(self, reader: WeightReader, index: int, at: str) -> FeedForward:
-        return Mlp(self.config, self._kernels, reader, at)
+        config, made_of = self.config, self._made_of
+        if config.moe is None or made_of.experts is None or index not in config.moe.layers:
+            return Mlp(
+                config, self._kernels, reader, at, made_of.dense, norm_offset=made_of.norm_offset
+            )
+        if self._experts is None:
+            raise ValueError("experts is None: a model with experts needs a RunExperts")
+        return MoeBlock(config, self._kernels, reader, index, made_of.experts, self._experts)
 
     def _pack_layer(self, reader: WeightReader, index: int) -> _Layer:
         at = f"model.layers.{index}"
         return _Layer(
             attention=self._attention(reader, index, at),
-            norm=reader(f"{at}.post_attention_layernorm.weight", self.config.hidden_size),
+            sliding=index in self.config.sliding_layers,
+            norm=self._read_norm(reader, f"{at}.{self._made_of.dense.norm}"),
             feed_forward=self._feed_forward(reader, index, at),
         )

@@ -1,4 +1,4 @@
-"""The stored tensors of experts: three per expert, mapped from their file until they are read."""
+"""The stored tensors of experts, mapped from their file until they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,14 +6,43 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.interface import Gate
+from services.engine.compute.models.architecture import SWIGLU, ExpertNames, StackedExperts
+from services.engine.compute.models.architectures import ARCHITECTURES
 from services.engine.compute.models.weights import checked
 from services.engine.contract.model_config import ModelConfig, ModelFileError
 
 
-def expert_names(layer: int, expert: int) -> tuple[str, str, str]:
+def expert_names(layer: int, expert: int, names: ExpertNames | None = None) -> tuple[str, str, str]:
     """Published names of an expert's gate, up and down; `layer` counts all layers."""
-    at = f"model.layers.{layer}.mlp.experts.{expert}"
-    return f"{at}.gate_proj.weight", f"{at}.up_proj.weight", f"{at}.down_proj.weight"
+    names = names or ExpertNames()
+    at = f"model.layers.{layer}"
+    gate, up, down = (
+        f"{at}.{name.format(expert)}.weight" for name in (names.gate, names.up, names.down)
+    )
+    return gate, up, down
+
+
+def stored_names(names: ExpertNames | StackedExperts, layer: int, count: int) -> tuple[str, ...]:
+    """Names of all tensors of a layer's experts; `layer` counts all layers."""
+    if isinstance(names, ExpertNames):
+        return tuple(name for expert in range(count) for name in expert_names(layer, expert, names))
+    parts = (names.gate_up, names.gate_up_bias, names.down, names.down_bias)
+    return tuple(f"model.layers.{layer}.{part}" for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """The weights of one expert in the model's number format; F is its intermediate size."""
+
+    gate_up: Tensor
+    """[2 F, hidden]: gate over up."""
+    down: Tensor
+    """[hidden, F]."""
+    gate_up_bias: Tensor | None = None
+    """[2 F]."""
+    down_bias: Tensor | None = None
+    """[hidden]."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +53,14 @@ class ExpertWeights:
     experts. So no rank has to send weights to another one while it computes.
     """
 
-    tensors: tuple[tuple[tuple[Tensor, Tensor, Tensor], ...], ...]
-    """[layers with experts][experts]: gate [F, hidden], up [F, hidden], down [hidden, F]; F is the
-    expert's intermediate size."""
+    tensors: tuple[tuple[tuple[Tensor, ...], ...], ...]
+    """[layers with experts][experts]: gate [F, hidden], up [F, hidden], down [hidden, F]; or what
+    StackedExperts names, one expert's part of each: [hidden, 2 F], [2 F], [F, hidden], [hidden]."""
     dtype: torch.dtype
     device: torch.device
-
-    @property
-    def hidden_size(self) -> int:
-        """Hidden size: columns of the rows that experts read and write."""
-        return self.tensors[0][0][0].shape[1]
+    hidden_size: int
+    """Columns of the rows that experts read and write."""
+    gate: Gate = SWIGLU
 
     @classmethod
     def find(
@@ -48,33 +75,64 @@ class ExpertWeights:
         Raises:
             ModelFileError: a tensor is missing or of the wrong shape, or the model has no experts.
         """
-        moe = config.moe
-        if moe is None:
+        moe, made_of = config.moe, ARCHITECTURES[config.architecture].experts
+        if moe is None or made_of is None:
             raise ModelFileError("the model is dense: its configuration has no experts")
-        hidden, size = config.hidden_size, moe.intermediate_size
+        find = _named if isinstance(made_of.experts, ExpertNames) else _stacked
+        tensors = tuple(find(weights, config, made_of.experts, layer) for layer in moe.layers)
+        return cls(tensors, dtype, device, config.hidden_size, made_of.gate)
 
-        def one(layer: int, expert: int) -> tuple[Tensor, Tensor, Tensor]:
-            gate, up, down = expert_names(layer, expert)
-            return (
-                checked(weights, gate, size, hidden),
-                checked(weights, up, size, hidden),
-                checked(weights, down, hidden, size),
-            )
-
-        tensors = tuple(
-            tuple(one(layer, expert) for expert in range(moe.num_experts)) for layer in moe.layers
+    def read(self, layer: int, expert: int) -> ExpertTensors:
+        """The weights of an expert; `layer` counts the layers with experts."""
+        stored = self.tensors[layer][expert]
+        if len(stored) == 3:
+            gate, up, down = stored
+            return ExpertTensors(self._ready(torch.cat((gate, up))), self._ready(down))
+        gate_up, gate_up_bias, down, down_bias = stored
+        return ExpertTensors(
+            self._ready(_apart(gate_up.T)),
+            self._ready(down.T.contiguous()),
+            self._ready(_apart(gate_up_bias)),
+            self._ready(down_bias),
         )
-        return cls(tensors, dtype, device)
-
-    def read(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
-        """Gate over up [2 F, hidden], and down [hidden, F], in the model's number format."""
-        gate, up, down = self.tensors[layer][expert]
-        return self._ready(torch.cat((gate, up))), self._ready(down)
 
     def _ready(self, tensor: Tensor) -> Tensor:
         return tensor.to(device=self.device, dtype=self.dtype)
 
 
 def is_expert_name(name: str) -> bool:
-    """Whether a published tensor name is one of `expert_names`."""
-    return ".mlp.experts." in name
+    """Whether a published tensor name is one of an expert's."""
+    return ".experts." in name
+
+
+def _named(
+    weights: Mapping[str, Tensor], config: ModelConfig, names: ExpertNames, layer: int
+) -> tuple[tuple[Tensor, ...], ...]:
+    assert config.moe is not None
+    hidden, size = config.hidden_size, config.moe.intermediate_size
+    shapes = ((size, hidden), (size, hidden), (hidden, size))
+    return tuple(
+        tuple(
+            checked(weights, name, *shape)
+            for name, shape in zip(expert_names(layer, expert, names), shapes, strict=True)
+        )
+        for expert in range(config.moe.num_experts)
+    )
+
+
+def _stacked(
+    weights: Mapping[str, Tensor], config: ModelConfig, names: StackedExperts, layer: int
+) -> tuple[tuple[Tensor, ...], ...]:
+    assert config.moe is not None
+    count, size, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
+    shapes = ((hidden, 2 * size), (2 * size,), (size, hidden), (hidden,))
+    stacks = [
+        checked(weights, name, count, *shape)
+        for name, shape in zip(stored_names(names, layer, count), shapes, strict=True)
+    ]
+    return tuple(tuple(stack[expert] for stack in stacks) for expert in range(count))
+
+
+def _apart(rows: Tensor) -> Tensor:
+    """Rows of gate and up that alternate, as gate over up."""
+    return torch.cat((rows[0::2], rows[1::2]))

@@ -1,7 +1,6 @@
-"""Which class serves which architecture, and how a model is made from its weights.
+"""How a model is made from its weights, and which models run whole rounds.
 
-To add an architecture: write a subclass of `Decoder` beside this file, enter it in MODELS, and let
-`services.engine.model_files` accept its name.
+docs/models.md says how to add an architecture.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,23 +11,13 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
+from services.engine.compute.models.architecture import PLAIN
+from services.engine.compute.models.architectures import ARCHITECTURES
 from services.engine.compute.models.decoder import Decoder
 from services.engine.compute.models.fused import FusedDecoder
 from services.engine.compute.models.input_metadata import InputMetadata
-from services.engine.compute.models.llama import LlamaModel
 from services.engine.compute.models.moe import RunExperts
-from services.engine.compute.models.qwen3 import Qwen3Model
-from services.engine.compute.models.qwen3_moe import Qwen3MoeModel
 from services.engine.contract.model_config import ModelConfig
-
-MODELS: Mapping[str, type[Decoder]] = {
-    "llama": LlamaModel,
-    "mistral": LlamaModel,
-    "qwen2": LlamaModel,
-    "qwen3": Qwen3Model,
-    "qwen3_moe": Qwen3MoeModel,
-}
-"""By `ModelConfig.architecture`."""
 
 
 class Model(Protocol):
@@ -58,6 +47,21 @@ class Model(Protocol):
         """End the model's threads, if it has any; idempotent."""
 
 
+def runs_whole_rounds(config: ModelConfig) -> bool:
+    """Whether a kernel set's `whole_rounds` can run the model, on one rank.
+
+    It can if the layers are plain: dense SwiGLU, separate projections, and one rotary embedding
+    for the whole of every head.
+    """
+    return (
+        ARCHITECTURES[config.architecture] == PLAIN
+        and config.moe is None
+        and config.rotary_dim in (0, config.head_dim)
+        and config.query_scale is None
+        and config.sliding_rope_theta is None
+    )
+
+
 def make_model(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
@@ -82,18 +86,18 @@ def make_model(
     Raises:
         ModelFileError: a tensor is missing, left over or of the wrong shape.
     """
-    architecture = MODELS[config.architecture]
     if kernels.whole_rounds is not None:
         return FusedDecoder(
             config,
             weights,
             kernels.whole_rounds(),
-            head_norms=architecture.head_norms,
+            head_norms=config.head_norms,
             block_size=block_size,
             max_positions=max_positions,
             kept=kept,
         )
-    return architecture(
+    return Decoder(
+        ARCHITECTURES[config.architecture],
         config,
         weights,
         kernels,

@@ -19,24 +19,34 @@ _RAMP_WIDTH = 0.001
 """Width of a ramp whose ends coincide, so that nothing is divided by 0."""
 
 
-def cos_sin_table(config: ModelConfig, num_positions: int) -> Tensor:
+def cos_sin_table(config: ModelConfig, num_positions: int, *, sliding: bool = False) -> Tensor:
     """Cosine and sine of each pair's angle: [positions, head_dim / 2, 2] float32.
 
-    Source: Su et al. 2021, equation 34.
+    Pairs beyond `ModelConfig.rotary_dim` are not rotated. Source: Su et al. 2021, equation 34.
+
+    Args:
+        sliding: for layers with the sliding window, where they have frequencies of their own.
 
     Raises:
         ModelFileError: the file does not have one frequency factor per pair.
     """
-    dim = config.head_dim
+    dim = config.rotary_dim or config.head_dim
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if sliding and config.sliding_rope_theta is not None:
+        theta, scaling = config.sliding_rope_theta, None
     powers = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    frequencies = 1.0 / (config.rope_theta**powers)
+    frequencies = 1.0 / (theta**powers)
     scale = 1.0
-    if config.rope_scaling:
-        frequencies = _scaled(frequencies, config.rope_scaling, config.rope_theta)
-    if isinstance(config.rope_scaling, YarnRope):
-        scale = config.rope_scaling.attention_factor
+    if scaling:
+        frequencies = _scaled(frequencies, scaling, theta)
+    if isinstance(scaling, YarnRope | FactorsRope):
+        scale = scaling.attention_factor
     angles = torch.arange(num_positions).float().unsqueeze(1) * frequencies
-    return torch.stack((angles.cos() * scale, angles.sin() * scale), dim=-1)
+    table = torch.stack((angles.cos() * scale, angles.sin() * scale), dim=-1)
+    if dim == config.head_dim:
+        return table
+    still = torch.tensor((1.0, 0.0)).expand(num_positions, (config.head_dim - dim) // 2, 2)
+    return torch.cat((table, still), dim=1)
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
@@ -89,10 +99,18 @@ def _ramped(frequencies: Tensor, scaling: YarnRope, theta: float) -> Tensor:
     return frequencies / scaling.factor * share + frequencies * (1 - share)
 
 
-def pair_halves(weight: Tensor, heads: int) -> Tensor:
+def pair_halves(weight: Tensor, heads: int, rotary: int = 0) -> Tensor:
     """Reorder projection rows [heads * D, in] so that rotated pairs are adjacent.
 
     Scores stay the same, since queries and keys are reordered alike.
+
+    Args:
+        rotary: the first rows of a head, which are rotated; 0: all of them.
     """
+    if rotary:
+        rows = weight.view(heads, -1, weight.shape[1])
+        turned = pair_halves(rows[:, :rotary].reshape(-1, weight.shape[1]), heads)
+        parts = (turned.view(heads, rotary, -1), rows[:, rotary:])
+        return torch.cat(parts, dim=1).view(weight.shape)
     halves = weight.view(heads, 2, -1, weight.shape[1])
     return halves.transpose(1, 2).reshape(weight.shape)

@@ -1,5 +1,6 @@
 """Reads a model's tensors by their published names, and checks shapes and completeness."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from services.engine.compute.models.rows import DenseRows, Rows
 from services.engine.contract.model_config import ModelConfig, ModelFileError
+
+log = logging.getLogger(__name__)
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -40,15 +43,28 @@ class WeightReader:
         self._dtype = dtype
         self._device = device
 
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        """The tensor in the model's number format, on its device.
+    def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor on the model's device.
+
+        Args:
+            dtype: its number format; None: the model's.
 
         Raises:
             ModelFileError: the tensor is missing or does not have this shape.
         """
         tensor = checked(self._weights, name, *shape)
         self._unread.discard(name)
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor.to(device=self._device, dtype=dtype or self._dtype)
+
+    def norm(self, name: str, size: int, *, offset: float = 0.0) -> Tensor:
+        """The weights of a norm [size] plus `offset`, which is added in float32.
+
+        Raises:
+            ModelFileError: the tensor is missing or does not have this shape.
+        """
+        if not offset:
+            return self(name, size)
+        return (self(name, size, dtype=torch.float32) + offset).to(self._dtype)
 
     def optional(self, name: str, *shape: int, wanted: bool) -> Tensor | None:
         """The tensor if the model's configuration has it (`wanted`), else None.
@@ -77,6 +93,14 @@ class WeightReader:
     def ignore(self, *names: str) -> None:
         """Accept these tensors unread: they are read elsewhere, or are not used."""
         self._unread.difference_update(names)
+
+    def ignore_layers(self, first: int) -> None:
+        """Accept the tensors of layers from index `first` on unread, and log how many there are."""
+        numbers = {name: name.removeprefix("model.layers.").split(".")[0] for name in self._unread}
+        found = [name for name, text in numbers.items() if text.isdecimal() and int(text) >= first]
+        if found:
+            log.info("%d tensors of layers that draft tokens are not read", len(found))
+        self.ignore(*found)
 
     def check_all_read(self) -> None:
         """Check that every tensor was read or ignored.

@@ -120,10 +120,18 @@ def check_config(config: EngineConfig) -> None:
         )
 
 
+_SERVED = ("llama", "mistral", "qwen2", "qwen3")
+
+
 def _check(config: ModelConfig, size: int) -> None:
     if config.moe is not None:
         raise ConfigError(
             f"tensor_parallel={size}: a model with experts is split by expert_parallel instead"
+        )
+    if config.architecture not in _SERVED:
+        raise ConfigError(
+            f"tensor_parallel={size}: {config.architecture} is served on one rank only; more than "
+            f"one serve {', '.join(_SERVED)}"
         )
     for what, count in (
         ("key and value heads", config.num_kv_heads),

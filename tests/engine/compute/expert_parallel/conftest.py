@@ -55,7 +55,7 @@ def random_experts() -> RandomExperts:
         return gate, up, torch.randn(HIDDEN, MIDDLE, generator=draw)
 
     tensors = tuple(tuple(one() for _ in range(NUM_EXPERTS)) for _ in range(NUM_LAYERS))
-    return RandomExperts(ExpertWeights(tensors, torch.float32, torch.device("cpu")))
+    return RandomExperts(ExpertWeights(tensors, torch.float32, torch.device("cpu"), HIDDEN))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,62 @@
+"""Paged attention with a learned score per head that joins the softmax and adds no value."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.interface import AttentionGroup
+from kernels.torch.attention import gather, kept_history
+
+
+def sink_attention(
+    q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor
+) -> Tensor:
+    """See kernels.interface.Kernels.sink_attention.
+
+    PyTorch's attention operator knows no sinks: scores are in memory for one key head of a prefill,
+    or for all heads of decodes.
+    """
+    if q.shape[0] == len(group.starts):
+        return _decode(q, kv, cache, group, sinks)
+    return _prefill(q, kv, cache, group, sinks)
+
+
+def _decode(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor) -> Tensor:
+    batch, heads, dim = q.shape
+    kv_heads = kv.shape[1] // 2
+    if group.kept is not None:
+        keys, values = kept_history(kv, cache, group, group.kept)
+    else:
+        history = gather(cache, group.block_tables).transpose(1, 2)
+        keys, values = history[:, :kv_heads], history[:, kv_heads:]
+    rows = q.view(batch, kv_heads, heads // kv_heads, dim)
+    scores = rows @ keys.transpose(2, 3)
+    own = sinks.view(1, kv_heads, -1, 1).expand(batch, -1, -1, 1)
+    return (_weights(scores, group.mask, own, dim) @ values).reshape(batch, heads * dim)
+
+
+def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor) -> Tensor:
+    length, heads, dim = q.shape
+    kv_heads = kv.shape[1] // 2
+    mask = group.mask
+    if group.causal:
+        mask = torch.full((length, length), float("-inf"), dtype=q.dtype, device=q.device).triu_(1)
+    else:
+        kv = gather(cache, group.block_tables)[0, : group.starts[0] + length]
+    rows = q.transpose(0, 1).reshape(kv_heads, -1, length, dim)
+    outs = []
+    for head, own in enumerate(sinks.view(kv_heads, -1, 1, 1).unbind()):
+        scores = rows[head] @ kv[:, head].T
+        weights = _weights(scores, mask, own.expand(-1, length, 1), dim)
+        outs.append(weights @ kv[:, kv_heads + head])
+    return torch.cat(outs).transpose(0, 1).reshape(length, heads * dim)
+
+
+def _weights(scores: Tensor, mask: Tensor | None, sinks: Tensor, dim: int) -> Tensor:
+    """Softmax in float32 over the scores and the sink, without the sink's weight."""
+    wide = scores.float().mul_(1 / math.sqrt(dim))
+    if mask is not None:
+        wide = wide + mask
+    weights = torch.cat((wide, sinks.float()), dim=-1).softmax(-1)[..., :-1]
+    return weights.to(scores.dtype)
