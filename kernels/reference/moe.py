@@ -39,9 +39,9 @@ def _odds(row: Tensor, routing: Routing) -> Tensor:
 
 def _pick(odds: Tensor, routing: Routing) -> list[int]:
     size = len(odds) // routing.groups
-    allowed = range(len(odds))
+    allowed = list(range(len(odds)))
     if routing.groups > 1:
-        totals = [float(group.topk(2).values.sum()) for group in odds.split(size)]
+        totals = [float(group.topk(2).values.sum()) for group in odds.view(-1, size)]
         best = sorted(range(routing.groups), key=lambda group: (-totals[group], group))
         kept = best[: routing.top_groups]
         allowed = [expert for expert in allowed if expert // size in kept]

@@ -48,8 +48,9 @@ class Attention:
         self._norm = norm(made_of.norm)
         self._head_norms: tuple[Tensor, ...] = ()
         if config.head_norms:
-            names = made_of.head_norms
-            self._head_norms = tuple(_paired(norm(name, config.head_dim), config) for name in names)
+            self._head_norms = tuple(
+                _paired(norm(name, config.head_dim), config) for name in made_of.head_norms
+            )
         names = made_of.projections
         joined = joined_projection(config, reader, at, "weight", hidden, names)
         self._qkv_bias: Tensor | None = None
@@ -158,7 +159,7 @@ def joined_projection(
         return reader(f"{at}.{name}.{part}", *shape).view(-1, columns)
 
     if len(names) == 1:
-        parts = list(read(names[0], sum(sizes)).split(sizes))
+        parts = list(torch.split(read(names[0], sum(sizes)), sizes))
     else:
         parts = [read(name, rows) for name, rows in zip(names, sizes, strict=True)]
     rotated = [

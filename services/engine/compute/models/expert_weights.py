@@ -78,8 +78,12 @@ class ExpertWeights:
         moe, made_of = config.moe, ARCHITECTURES[config.architecture].experts
         if moe is None or made_of is None:
             raise ModelFileError("the model is dense: its configuration has no experts")
-        find = _named if isinstance(made_of.experts, ExpertNames) else _stacked
-        tensors = tuple(find(weights, config, made_of.experts, layer) for layer in moe.layers)
+        tensors = tuple(
+            _named(weights, config, made_of.experts, layer)
+            if isinstance(made_of.experts, ExpertNames)
+            else _stacked(weights, config, made_of.experts, layer)
+            for layer in moe.layers
+        )
         return cls(tensors, dtype, device, config.hidden_size, made_of.gate)
 
     def read(self, layer: int, expert: int) -> ExpertTensors:
