@@ -18,6 +18,7 @@ SETS: Mapping[str, str] = {
     "torch-tiled": "kernels.torch.tiled",
     "jit": "kernels.compiled",
     "jit-int8": "kernels.compiled.int8",
+    "jit-bf16": "kernels.compiled.bfloat16",
     "triton": "kernels.triton.kernel_set",
 }
 """Module of each set, by the set's name."""
@@ -25,6 +26,7 @@ SETS: Mapping[str, str] = {
 _COMPILED: Mapping[tuple[str, str], str] = {
     ("cpu", "float32"): "jit",
     ("cpu", "int8"): "jit-int8",
+    ("cpu", "bfloat16"): "jit-bf16",
 }
 """Sets that run whole rounds, by device and number format. Their modules have a function
 `usable(sizes)`."""
@@ -58,7 +60,7 @@ def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) 
 
 
 def compiled_set(device: str, dtype: str, sizes: tuple[int, ...]) -> str | None:
-    """Name of the set that runs whole rounds of a dense model here; None if there is none.
+    """Name of the set that runs whole rounds here; None if there is none.
 
     Args:
         sizes: widths of the model's narrowest products, in elements: head size and block size.

@@ -4,7 +4,7 @@ A model hands over its packed weights once and gets a `RoundProgram`. Letters in
 `kernels.interface`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +13,23 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedShape:
+    """Sizes of the layers that have experts; they are equal in all of them."""
+
+    experts: int
+    top_k: int
+    """Experts per row."""
+    intermediate: int
+    """Rows of an expert's gate, and of its up projection."""
+    renormalise: bool
+    """The weights of a row's experts are divided by their sum."""
+    layers: int
+    """Layers that have experts."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """Sizes of a dense decoder, in elements."""
+    """Sizes of a decoder, in elements."""
 
     hidden: int
     heads: int
@@ -23,12 +38,14 @@ class DecoderShape:
     dim: int
     """Size of a head."""
     intermediate: int
-    """Rows of the gate, and of the up projection."""
+    """Rows of the gate, and of the up projection, of a dense layer."""
     vocabulary: int
     eps: float
     """Added to the mean square in every RMS norm."""
     block: int
     """Positions of a KV-cache block."""
+    routed: RoutedShape | None = None
+    """None for a dense decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +53,8 @@ class PackedWeight:
     """A weight [out, in] as panels of adjacent outputs; missing outputs are zeros."""
 
     panels: Tensor
-    """[panels, in, panel width] float32, or [panels, ceil(in / 4), panel width, 4] uint8: int8
-    values plus 128."""
+    """[panels, in, panel width] float32; or [panels, ceil(in / 2), panel width, 2] bfloat16; or
+    [panels, ceil(in / 4), panel width, 4] uint8: int8 values plus 128."""
     scales: Tensor | None
     """int8 only: [panels * panel width] float32, one scale per output."""
 
@@ -62,6 +79,8 @@ class LayerWeights:
     norm_2: Tensor
     """[hidden]: the norm before the feed-forward."""
     gate_up: PackedWeight
+    """With a router, this and `down` hold the weights of all experts, as `pack_experts` made them;
+    they have no bias."""
     gate_up_bias: Tensor | None
     """[2 * intermediate]."""
     down: PackedWeight
@@ -73,6 +92,8 @@ class LayerWeights:
     """[D]: norm of each key head; None if the model has none."""
     window: int
     """Sliding window in positions; 0 for full attention."""
+    router: PackedWeight | None = None
+    """[experts, hidden] in float32; None for a dense layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +107,7 @@ class Spans:
 
 
 class RoundProgram(Protocol):
-    """A dense decoder as one job. It owns buffers and threads and runs one round at a time."""
+    """A decoder as one job. It owns buffers and threads and runs one round at a time."""
 
     def forward(
         self, x: Tensor, cos_sin: Tensor, slots: Tensor, spans: Spans, caches: Sequence[Tensor]
@@ -106,6 +127,12 @@ class RoundProgram(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Last norm and head of rows that `forward` returned: [rows, vocabulary] float32."""
 
+    def expert_rows(self) -> Tensor | None:
+        """Rows of each expert in the last `forward`: [layers with experts, experts] int64.
+
+        Valid until the next call; None for a dense decoder.
+        """
+
     def close(self) -> None:
         """End the helper threads; idempotent. Later calls run on one thread."""
 
@@ -115,6 +142,17 @@ class WholeRounds(Protocol):
 
     def pack(self, weight: Tensor) -> PackedWeight:
         """Pack a weight [out, in]."""
+
+    def pack_router(self, weight: Tensor) -> PackedWeight:
+        """Pack a router [experts, hidden], in float32: rounding it would change choices."""
+
+    def pack_experts(self, count: int, read: Callable[[int], Tensor]) -> PackedWeight:
+        """Pack a weight [out, in] of each expert, one after another, each in whole panels.
+
+        Args:
+            count: number of experts.
+            read: the weight of one expert; called once for each, in order.
+        """
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for a part of a packed weight that was kept from an earlier start."""

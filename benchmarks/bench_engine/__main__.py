@@ -21,13 +21,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.bench_engine.export import export_folder
-from benchmarks.bench_engine.ratios import ratios
+from benchmarks.bench_engine.random_experts import GGUF_NAME
+from benchmarks.bench_engine.ratios import EXPERT_GOALS, GOALS, ratios
 from benchmarks.bench_engine.sides import (
     HERE,
     Case,
     LlamaCppSide,
     ProcessSide,
     Side,
+    llama_formats,
     llama_models,
     python_side,
 )
@@ -58,26 +60,30 @@ def _makers(options: argparse.Namespace, folder: Path):
         mode = " deterministic" if options.deterministic else ""
         name, flag = f"ours {dtype}{mode}", int(options.deterministic)
         yield lambda n=name, d=dtype, f=flag: python_side(
-            n, "ours_side", threads, d, threads, seqs, tokens, f
+            n, "ours_side", threads, options.model or "", d, threads, seqs, tokens, f
         )
-    if options.transformers or options.vllm:
-        export_folder(folder / "model")
+    peers_model = options.model or folder / "model"
+    if not options.model and (options.transformers or options.vllm):
+        export_folder(peers_model)
     if options.transformers:
         yield lambda: python_side(
             "transformers float32",
             "transformers_side",
             threads,
-            folder / "model",
+            peers_model,
             "float32",
             threads,
         )
     if options.llama_cpp:
         build = options.llama_cpp.resolve()
-        models = llama_models(build, options.gguf or find_model("").path, folder)
+        if options.model:
+            models = llama_formats(build, options.model / GGUF_NAME, folder)
+        else:
+            models = llama_models(build, options.gguf or find_model("").path, folder)
         for dtype, path in models.items():
             yield lambda d=dtype, p=path: LlamaCppSide(build, p, d, threads)
     for dtype in ("bfloat16", "float32") if options.vllm else ():
-        command = [options.vllm, HERE / "vllm_side.py", folder / "model", dtype]
+        command = [options.vllm, HERE / "vllm_side.py", peers_model, dtype]
         command += [threads, seqs, tokens]
         yield lambda d=dtype, c=command: ProcessSide(
             f"vllm {d}", [str(p) for p in c], threads, HERE
@@ -107,7 +113,7 @@ def report(options: argparse.Namespace, sides: Sequence[Side], rates: Rates, mem
         "benchmark": "bench_engine",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": "python -m benchmarks.bench_engine " + " ".join(map(_shown, sys.argv[1:])),
-        "model": find_model("").name,
+        "model": options.model.name if options.model else find_model("").name,
         "threads": options.threads,
         "prompt_tokens": options.prompt,
         "decode_steps": options.steps,
@@ -122,7 +128,7 @@ def report(options: argparse.Namespace, sides: Sequence[Side], rates: Rates, mem
         "memory_mib": {
             name: {key: value >> 20 for key, value in own.items()} for name, own in mem.items()
         },
-        "ratios": ratios(best),
+        "ratios": ratios(best, EXPERT_GOALS if options.model else GOALS),
     }
 
 
@@ -155,6 +161,9 @@ def parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--model", type=Path, help="a folder that random_experts wrote; default: our default model"
+    )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "int8"], help="ours")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of every side")
     parser.add_argument("--deterministic", action="store_true", help="our deterministic mode")
@@ -178,6 +187,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.work:
         options.work.mkdir(parents=True, exist_ok=True)
+    if options.model:
+        options.model = options.model.resolve()
     return options
 
 
@@ -198,7 +209,8 @@ def main() -> None:
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         mode = "-deterministic" if options.deterministic else ""
-        path = options.output / f"{result['date'][:10]}-engine{mode}.json"
+        name = "experts" if options.model else "engine"
+        path = options.output / f"{result['date'][:10]}-{name}{mode}.json"
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"written to {path}")
 

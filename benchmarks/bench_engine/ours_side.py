@@ -9,9 +9,11 @@ from services.engine.offline.llm import LLM
 
 
 def main() -> None:
-    """Arguments: number format, threads, sequences and tokens of a round, deterministic or 0."""
-    dtype, threads, seqs, tokens, deterministic = sys.argv[1:]
+    """Arguments: model or "", number format, threads, sequences and tokens of a round, 1 for
+    deterministic."""
+    model, dtype, threads, seqs, tokens, deterministic = sys.argv[1:]
     with LLM(
+        model,
         dtype=dtype,
         threads=int(threads),
         max_num_seqs=int(seqs),

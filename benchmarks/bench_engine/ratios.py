@@ -28,6 +28,13 @@ GOALS = (
     Goal("ours int8", _VLLM, "decode B=32", 1.3),
     Goal("ours int8", _VLLM, "prefill", 1.2),
 )
+_WIDE = ("transformers float32", "llama.cpp BF16", "vllm bfloat16", "vllm float32")
+EXPERT_GOALS = tuple(
+    Goal(of, _WIDE, f"decode B={batch}", wanted)
+    for of, wanted in (("ours bfloat16", 1.0), ("ours int8", 1.5))
+    for batch in (1, 8, 32)
+)
+"""Of a model with experts; the peers that compute in float32 or bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,13 @@ class Ratio:
     wanted: float | None
 
 
-def ratios(best: Best) -> list[dict]:
+def ratios(best: Best, goals: Sequence[Goal] = GOALS) -> list[dict]:
     """The goals whose sides ran; then every side of ours beside every peer."""
-    return [asdict(line) for line in (*_goals(best), *_all(best))]
+    return [asdict(line) for line in (*_goals(best, goals), *_all(best))]
 
 
-def _goals(best: Best) -> Iterator[Ratio]:
-    for goal in GOALS:
+def _goals(best: Best, goals: Sequence[Goal]) -> Iterator[Ratio]:
+    for goal in goals:
         peers = [name for name in goal.to if goal.case in best.get(name, {})]
         own = best.get(goal.of, {}).get(goal.case)
         if own is None or not peers:

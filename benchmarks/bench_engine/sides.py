@@ -155,18 +155,28 @@ class LlamaCppSide:
 
 def llama_models(build: Path, gguf: Path, folder: Path) -> dict[str, Path]:
     """The file as it is (Q4_1), and its weights in BF16 and F32, made once by llama-quantize."""
-    models = {"Q4_1": gguf}
-    for dtype in ("BF16", "F32"):
-        target = folder / f"{gguf.stem.removesuffix('.Q4_1')}.{dtype}.gguf"
-        if not target.exists():
-            partial = target.with_suffix(".partial")
-            command = [build / "bin" / "llama-quantize", "--allow-requantize", gguf, partial, dtype]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SideFailedError(f"llama-quantize to {dtype}: {done.stderr[-400:]}")
-            partial.rename(target)
-        models[dtype] = target
-    return models
+    return {"Q4_1": gguf} | {
+        dtype: _converted(build, gguf, folder, dtype) for dtype in ("BF16", "F32")
+    }
+
+
+def llama_formats(build: Path, gguf: Path, folder: Path) -> dict[str, Path]:
+    """The file as it is (BF16), and its weights in Q8_0 and Q4_1, made once by llama-quantize."""
+    return {"BF16": gguf} | {
+        dtype: _converted(build, gguf, folder, dtype) for dtype in ("Q8_0", "Q4_1")
+    }
+
+
+def _converted(build: Path, gguf: Path, folder: Path, dtype: str) -> Path:
+    target = folder / f"{gguf.stem.removesuffix('.Q4_1').removesuffix('.BF16')}.{dtype}.gguf"
+    if not target.exists():
+        partial = target.with_suffix(".partial")
+        command = [build / "bin" / "llama-quantize", "--allow-requantize", gguf, partial, dtype]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SideFailedError(f"llama-quantize to {dtype}: {done.stderr[-400:]}")
+        partial.rename(target)
+    return target
 
 
 def python_side(name: str, module: str, threads: int, *arguments: object) -> ProcessSide:

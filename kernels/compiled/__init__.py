@@ -1,15 +1,17 @@
-"""The kernel set `jit`: a dense decoder's whole round as one job of compiled x86-64 code.
+"""The kernel set `jit`: a decoder's whole round as one job of compiled x86-64 code.
 
 Numba compiles the Python of this package when the job is first used. A row's result depends on that
 row alone, and every sum runs in a fixed order. So results are bit-identical alone and in a batch,
 whole and in chunks, on one thread and on many. Tokens are drawn with the operators of `torch`.
 
 step.py        the job: phases of work that threads share
+phases.py      how threads wait for each other
 attention.py, rows.py, products.py   the work on tiles, rows and panels
-tiles.py, primitives.py   vector instructions and atomics that Python cannot express
+experts.py, routing.py, expert_buffers.py   layers with experts: phases, choices, buffers
+tiles.py, narrow_tiles.py, primitives.py   vector instructions and atomics that Python lacks
 job.py         the tables through which Python describes a round
 program.py, team.py, packing.py, pages.py   buffers, threads, weights, memory
-rounds.py      the set's `WholeRounds`; int8.py: the set `jit-int8`
+rounds.py      the set's `WholeRounds`; int8.py, bfloat16.py: the sets `jit-int8` and `jit-bf16`
 machine.py     what the processor supports; cache.py   where compiled code is kept
 """
 

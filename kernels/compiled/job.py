@@ -48,24 +48,26 @@ INTERMEDIATE = 13
 """F: rows of the gate, and of the up projection."""
 BLOCK = 14
 """Positions of a KV-cache block."""
-INT8 = 15
-"""1: products multiply int8 activations by int8 weights; 0: float32."""
+FORMAT = 15
+"""Number format of the weights: FLOATS, BYTES or HALVES (below)."""
 X = 16
 """Address: [T, hidden] float32, the residual stream."""
 X_STRIDE = 17
 WORK = 18
-"""Address: [T, inputs of the part's product] float32, what the product reads."""
+"""Address: [T, inputs of the part's product] float32, what the product reads. This field and the
+next five are the source (below) of a layer's products."""
 WORK_STRIDE = 19
-WIDE = 20
-"""Address: [T, (H + 2 G) * D or 2 F] float32, results of the QKV and GATE_UP products."""
-WIDE_STRIDE = 21
-QUANTIZED = 22
+QUANTIZED = 20
 """Address: [T, inputs of the part's product] int8, the quantized rows of WORK."""
-QUANTIZED_STRIDE = 23
-SCALES = 24
+QUANTIZED_STRIDE = 21
+SCALES = 22
 """Address: [T] float32, the scale of each row of QUANTIZED."""
-CORRECTIONS = 25
+CORRECTIONS = 23
 """Address: [T] int32, 128 times the sum of each row of QUANTIZED."""
+WIDE = 24
+"""Address: [T, (H + 2 G) * D or 2 F or E] float32, results of the QKV and GATE_UP products and of
+the router's."""
+WIDE_STRIDE = 25
 COS_SIN = 26
 """Address: [T, D / 2, 2] float32, contiguous: cosine and sine of each pair's angle."""
 SLOTS = 27
@@ -86,8 +88,62 @@ SCRATCH = 34
 SCRATCH_STRIDE = 35
 CONSTANTS = 36
 """Address: [2] float32: eps of the norms, and the score scale 1 / sqrt(D)."""
-SIZE = 37
+EXPERTS = 37
+"""E: experts of a layer that has some. This field and those that follow are 0 without experts."""
+TOP_K = 38
+"""k: experts of a row."""
+EXPERT_SIZE = 39
+"""F: rows of an expert's gate, and of its up projection."""
+RENORMALISE = 40
+"""1: the weights of a row's experts are divided by their sum."""
+CHOSEN = 41
+"""Address: [T, k] int64, the experts of each row, the likeliest first."""
+GATES = 42
+"""Address: [T, k] float32, the weight of each."""
+PLACES = 43
+"""Address: [T, k] int64, where the row is among those of GATHERED, for each of its experts."""
+SOURCES = 44
+"""Address: [T * k] int64, the row that each place of GATHERED holds."""
+ENDS = 45
+"""Address: [E] int64, the place behind each expert's last one."""
+ACTIVE = 46
+"""Address: [1 + E] int64: how many experts have rows, then these experts, ascending."""
+COUNTS = 47
+"""Address: [layers with experts, E] int64, rows of each expert in this round."""
+GATHERED = 48
+"""Address: [T * k, inputs of an expert's product] float32, rows in the order of their experts. This
+field and the next five are the source of the experts' products."""
+GATHERED_STRIDE = 49
+GATHERED_BYTES = 50
+"""Address: [T * k, inputs of an expert's product] int8, quantized."""
+GATHERED_BYTES_STRIDE = 51
+GATHERED_SCALES = 52
+"""Address: [T * k] float32."""
+GATHERED_CORRECTIONS = 53
+"""Address: [T * k] int32."""
+GATHERED_WIDE = 54
+"""Address: [T * k, 2 F or hidden] float32, results of the experts' products."""
+GATHERED_WIDE_STRIDE = 55
+SIZE = 56
 """Fields of the job table."""
+
+# Number formats of weights -------------------------------------------------------------------
+
+FLOATS = 0
+"""float32."""
+BYTES = 1
+"""int8 weights times int8 activations."""
+HALVES = 2
+"""bfloat16 weights times float32 activations."""
+
+# Source of a product: six fields of the job table, from WORK or from GATHERED on ---------------
+
+SOURCE_FLOATS = 0
+SOURCE_STRIDE = 1
+SOURCE_BYTES = 2
+SOURCE_BYTES_STRIDE = 3
+SOURCE_SCALES = 4
+SOURCE_CORRECTIONS = 5
 
 SEQ_SIZE = 3
 SEQ_BYTES = SEQ_SIZE * INT64_BYTES
@@ -133,7 +189,12 @@ CACHE = 4
 """Address of the layer's cache: [blocks, 2 G, D * BLOCK] float32; see `attention`."""
 WINDOW = 5
 """Sliding window in positions; 0 for full attention."""
-WEIGHTS = 6
+ROUTER = 6
+"""Address of the router's packed panels, float32 in every format; 0 for a dense layer. GATE_UP and
+DOWN are then the weights of all experts, one after another, each padded to whole panels."""
+ROUTED = 7
+"""Index among the layers with experts; 0 for a dense layer."""
+WEIGHTS = 8
 """First field of the weights: for each part WEIGHT_SIZE addresses, see below."""
 WEIGHT_SIZE = 3
 LAYER_SIZE = WEIGHTS + WEIGHT_SIZE * PARTS_PER_LAYER
@@ -143,7 +204,7 @@ LAYER_BYTES = LAYER_SIZE * INT64_BYTES
 PANELS = 0
 """Within a part's weights: address of the packed panels."""
 PANEL_SCALES = 1
-"""Within a part's weights: address of the scales [outputs] float32; 0 in float32."""
+"""Within a part's weights: address of the scales [outputs] float32; 0 unless BYTES."""
 BIAS = 2
 """Within a part's weights: address of the bias [outputs] float32, whole panels; 0 for none."""
 
@@ -162,6 +223,11 @@ PHASES_PER_PART = 2
 ATTENTION_PHASES = 2
 """Store keys and values, attend; they come before the phases of OUTPUT."""
 PHASES = PHASES_PER_PART * PARTS_PER_LAYER + ATTENTION_PHASES
-"""Phases of a layer."""
+"""Phases of a dense layer."""
+EXPERT_PHASES = 8
+"""Router, choose, group, gather, gate and up, activate, down, combine; they replace the product of
+GATE_UP, and all of DOWN."""
+ROUTED_PHASES = PHASES - PHASES_PER_PART - 1 + EXPERT_PHASES
+"""Phases of a layer with experts."""
 SEMAPHORE_BYTES = 64
 """Bytes between the helpers' semaphores: a cache line, which is larger than a `sem_t`."""

@@ -17,6 +17,8 @@ class Machine:
     """Rows of a tile. Its columns are PANEL_VECTORS vectors."""
     byte_products: bool
     """One instruction sums four products of bytes into 32 bits (AVX-512 VNNI)."""
+    byte_pairs: bool = False
+    """Without it: one instruction sums two products of 16 bits into 32 bits (AVX2)."""
 
 
 PANEL_VECTORS = 3
@@ -29,7 +31,7 @@ def machine() -> Machine:
     features = _features()
     if "avx512f" in features:
         return Machine(lanes=16, rows=8, byte_products="avx512vnni" in features)
-    return Machine(lanes=8, rows=4, byte_products=False)
+    return Machine(lanes=8, rows=4, byte_products=False, byte_pairs=True)
 
 
 @functools.cache

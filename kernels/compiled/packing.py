@@ -20,6 +20,13 @@ def pack_floats(weight: Tensor) -> PackedWeight:
     return PackedWeight(panels, None)
 
 
+def pack_bfloat16(weight: Tensor) -> PackedWeight:
+    """Pack a weight [out, in], rounded to bfloat16: adjacent inputs share a word."""
+    padded = pad_outputs(pad(weight.bfloat16(), (0, weight.shape[1] % 2)))
+    pairs = padded.view(padded.shape[0] // PANEL, PANEL, -1, 2).transpose(1, 2).contiguous()
+    return PackedWeight(pairs, None)
+
+
 def pack_int8(weight: Tensor) -> PackedWeight:
     """Quantize and pack a weight [out, in]: one scale per output, largest value 127 steps.
 
@@ -37,3 +44,8 @@ def pad_outputs(tensor: Tensor) -> Tensor:
     """Pad a weight [out, in], or a vector [out], with zeros to whole panels of outputs."""
     missing = -tensor.shape[0] % PANEL
     return pad(tensor, (0,) * (2 * tensor.dim() - 1) + (missing,)).contiguous()
+
+
+def whole_panels(count: int) -> int:
+    """The number of outputs, rounded up to whole panels."""
+    return count + -count % PANEL

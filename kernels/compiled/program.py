@@ -1,4 +1,4 @@
-"""A dense decoder as one compiled job: its weights, its buffers and the tables of `job`."""
+"""A decoder as one compiled job: its weights, its buffers and the tables of `job`."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.compiled import job as j
-from kernels.compiled.packing import pad_outputs
+from kernels.compiled.expert_buffers import ExpertBuffers
+from kernels.compiled.packing import pad_outputs, whole_panels
 from kernels.compiled.team import Team, address
-from kernels.compiled.tiles import ADD, PANEL, STORE
+from kernels.compiled.tiles import ADD, STORE
 from kernels.whole_rounds import DecoderShape, LayerWeights, PackedWeight, Spans
 
 _TILE = 32
@@ -38,9 +39,11 @@ class Program:
         self._shape = shape
         self._layers = tuple(_with_whole_panels(layer) for layer in layers)
         self._head = norm, head
-        self._int8 = head.scales is not None
+        self._format = _format(head)
         self._team = Team(threads)
         self._table = torch.tensor([_layer_row(layer) for layer in self._layers])
+        routers = self._table[:, j.ROUTER] != 0
+        self._table[:, j.ROUTED] = torch.where(routers, routers.cumsum(0) - 1, 0)
         self._head_table = torch.tensor([_head_row(norm, head)])
         self._parts = torch.zeros(j.PARTS_PER_LAYER, j.PART_SIZE, dtype=torch.int64)
         self._head_part = torch.zeros(1, j.PART_SIZE, dtype=torch.int64)
@@ -50,6 +53,7 @@ class Program:
         # Queries, sums, scores and the two numbers of the softmax state, for each row of a tile.
         scratch = self._tile_rows * group * (2 * shape.dim + shape.block + 2)
         self._scratch = torch.zeros(threads, -(-scratch // _LINE) * _LINE)
+        self._experts = ExpertBuffers(shape, self._team.job) if shape.routed else None
         self._rows = 0
         self._inputs: tuple[Tensor, ...] = ()
         self._fill_constants()
@@ -79,11 +83,15 @@ class Program:
         self._grow(rows)
         hidden = hidden.contiguous()
         vocabulary = self._shape.vocabulary
-        out = torch.empty(rows, _whole_panels(vocabulary))
+        out = torch.empty(rows, whole_panels(vocabulary))
         self._head_part[0] = _part_row(hidden.shape[1], vocabulary, out, STORE)
         if rows:
             self._run(hidden, self._head_table, self._head_part)
         return out[:, :vocabulary]
+
+    def expert_rows(self) -> Tensor | None:
+        """See RoundProgram."""
+        return None if self._experts is None else self._experts.counts
 
     def close(self) -> None:
         """See RoundProgram."""
@@ -96,7 +104,8 @@ class Program:
         job[j.X], job[j.X_STRIDE] = x.data_ptr(), x.shape[1]
         job[j.LAYERS], job[j.LAYER_TABLE] = layers.shape[0], layers.data_ptr()
         job[j.PARTS], job[j.PART_TABLE] = parts.shape[0], parts.data_ptr()
-        self._team.run(j.PHASES * layers.shape[0])
+        phases = j.ROUTED_PHASES if self._experts else j.PHASES
+        self._team.run(phases * layers.shape[0])
 
     def _tiles(self, seqs: Tensor) -> Tensor:
         counts = seqs[:, 1].tolist()
@@ -117,7 +126,7 @@ class Program:
             j.DIM: shape.dim,
             j.INTERMEDIATE: shape.intermediate,
             j.BLOCK: shape.block,
-            j.INT8: self._int8,
+            j.FORMAT: self._format,
             j.TILE_ROWS: self._tile_rows,
             j.SCRATCH: self._scratch.data_ptr(),
             j.SCRATCH_STRIDE: self._scratch.shape[1],
@@ -133,11 +142,13 @@ class Program:
         shape, job = self._shape, self._team.job
         queries = shape.heads * shape.dim
         qkv = queries + 2 * shape.kv_heads * shape.dim
-        narrow = _whole_panels(max(shape.hidden, queries, shape.intermediate))
+        narrow = whole_panels(max(shape.hidden, queries, shape.intermediate))
+        experts = shape.routed.experts if shape.routed else 0
+        wide = whole_panels(max(qkv, 2 * shape.intermediate, experts))
         self._rows = rows
-        self._x = torch.zeros(rows, _whole_panels(shape.hidden))
+        self._x = torch.zeros(rows, whole_panels(shape.hidden))
         self._work = torch.zeros(rows, narrow)
-        self._wide = torch.zeros(rows, _whole_panels(max(qkv, 2 * shape.intermediate)))
+        self._wide = torch.zeros(rows, wide)
         self._quantized = torch.zeros(rows, narrow, dtype=torch.int8)
         self._scales = torch.zeros(rows)
         self._corrections = torch.zeros(rows, dtype=torch.int32)
@@ -146,14 +157,18 @@ class Program:
         job[j.QUANTIZED], job[j.QUANTIZED_STRIDE] = self._quantized.data_ptr(), narrow
         job[j.SCALES] = self._scales.data_ptr()
         job[j.CORRECTIONS] = self._corrections.data_ptr()
+        if self._experts:
+            self._experts.grow(rows)
         self._parts[j.QKV] = _part_row(shape.hidden, qkv, self._wide, STORE)
         self._parts[j.OUTPUT] = _part_row(queries, shape.hidden, self._x, ADD)
         self._parts[j.GATE_UP] = _part_row(shape.hidden, 2 * shape.intermediate, self._wide, STORE)
         self._parts[j.DOWN] = _part_row(shape.intermediate, shape.hidden, self._x, ADD)
 
 
-def _whole_panels(count: int) -> int:
-    return count + -count % PANEL
+def _format(weight: PackedWeight) -> int:
+    if weight.scales is not None:
+        return j.BYTES
+    return j.HALVES if weight.panels.dtype == torch.bfloat16 else j.FLOATS
 
 
 def _with_whole_panels(layer: LayerWeights) -> LayerWeights:
@@ -176,6 +191,7 @@ def _layer_row(layer: LayerWeights) -> list[int]:
     row[j.NORM], row[j.NORM_2] = address(layer.norm), address(layer.norm_2)
     row[j.Q_NORM], row[j.K_NORM] = address(layer.q_norm), address(layer.k_norm)
     row[j.WINDOW] = layer.window
+    row[j.ROUTER] = address(layer.router.panels if layer.router else None)
     _set_weight(row, j.QKV, layer.qkv, layer.qkv_bias)
     _set_weight(row, j.OUTPUT, layer.output, layer.output_bias)
     _set_weight(row, j.GATE_UP, layer.gate_up, layer.gate_up_bias)

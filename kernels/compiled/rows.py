@@ -8,6 +8,7 @@ import math
 
 from numpy import float32, int32
 
+from kernels.compiled.job import HALVES
 from kernels.compiled.primitives import (
     as_float,
     compiled,
@@ -99,6 +100,20 @@ def silu_mul(gate: int, up: int, count: int, out: int) -> None:
     gates, ups, made = floats(gate), floats(up), floats(out)
     for i in range(count):
         made[i] = gates[i] / (float32(1.0) + exponential(-gates[i])) * ups[i]
+
+
+@compiled
+def end_row(form: int, x: int, count: int) -> None:
+    """Set the value behind a row of odd length to 0 where products read pairs.
+
+    The weight there is 0, but 0 times the NaN that an earlier product may have left is NaN.
+
+    Args:
+        form: number format of the weights; see `job`.
+        x: [count + 1] float32 if `count` is odd.
+    """
+    if form == HALVES and count % 2:
+        floats(x)[count] = float32(0.0)
 
 
 @compiled

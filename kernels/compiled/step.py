@@ -7,35 +7,20 @@ taken no piece, so a thread that the scheduler has suspended delays nothing.
 
 from kernels.compiled import job as j
 from kernels.compiled.attention import attend, store_row
+from kernels.compiled.experts import run_experts
+from kernels.compiled.phases import wait_for
 from kernels.compiled.primitives import (
     compiled,
     entry,
     fetch_add,
     floats,
     ints,
-    load,
-    pause,
     sem_post,
     sem_wait,
-    yield_core,
 )
 from kernels.compiled.products import multiply_panel
-from kernels.compiled.rows import quantize, rms_norm, silu_mul
+from kernels.compiled.rows import end_row, quantize, rms_norm, silu_mul
 from kernels.compiled.tiles import PANEL
-
-_MAX_SPINS = 2000
-"""Iterations of a waiting loop before it yields the core to other threads."""
-
-
-@compiled
-def wait_for(address: int, least: int) -> None:
-    """Wait until the int64 at `address` is at least `least`."""
-    spins = 0
-    while load(address) < least:
-        pause()
-        spins += 1
-        if spins > _MAX_SPINS:
-            yield_core()
 
 
 @compiled
@@ -49,7 +34,7 @@ def prepare_rows(job: int, layer: int, part: int, phase: int) -> None:
     while taken < chunks:
         for row in range(taken * chunk, min(rows, (taken + 1) * chunk)):
             prepare_row(job, layer, part, row)
-            if table[j.INT8]:
+            if table[j.FORMAT] == j.BYTES:
                 quantize_row(job, row, columns)
         fetch_add(phase + j.PHASE_DONE, 1)
         taken = fetch_add(phase + j.PHASE_TAKEN, 1)
@@ -67,10 +52,12 @@ def prepare_row(job: int, layer: int, part: int, row: int) -> None:
     if part == j.DOWN:
         gate = table[j.WIDE] + 4 * table[j.WIDE_STRIDE] * row
         silu_mul(gate, gate + 4 * table[j.INTERMEDIATE], table[j.INTERMEDIATE], work)
+        end_row(table[j.FORMAT], work, table[j.INTERMEDIATE])
     elif part != j.OUTPUT:
         norm = ints(layer)[j.NORM if part == j.QKV else j.NORM_2]
         x = table[j.X] + 4 * table[j.X_STRIDE] * row
         rms_norm(x, norm, table[j.HIDDEN], floats(table[j.CONSTANTS])[0], work)
+        end_row(table[j.FORMAT], work, table[j.HIDDEN])
 
 
 @compiled
@@ -133,15 +120,22 @@ def run(job: int, thread: int) -> None:
     phase = table[j.SYNC] + j.PHASE_BYTES
     for index in range(table[j.LAYERS]):
         layer = table[j.LAYER_TABLE] + j.LAYER_BYTES * index
+        routed = ints(layer)[j.ROUTER] != 0
         for part in range(table[j.PARTS]):
             if part == j.OUTPUT:
                 store_rows(job, layer, phase)
                 attend_rows(job, layer, scratch, phase + j.PHASE_BYTES)
                 phase += j.ATTENTION_PHASES * j.PHASE_BYTES
-            if part != j.OUTPUT or table[j.INT8]:
+            if part == j.DOWN and routed:
+                continue
+            if part != j.OUTPUT or table[j.FORMAT] == j.BYTES:
                 prepare_rows(job, layer, part, phase)
-            multiply(job, layer, part, phase + j.PHASE_BYTES)
-            phase += j.PHASES_PER_PART * j.PHASE_BYTES
+            if part == j.GATE_UP and routed:
+                run_experts(job, layer, phase + j.PHASE_BYTES)
+                phase += (1 + j.EXPERT_PHASES) * j.PHASE_BYTES
+            else:
+                multiply(job, layer, part, phase + j.PHASE_BYTES)
+                phase += j.PHASES_PER_PART * j.PHASE_BYTES
 
 
 @entry("void(int64, int64, int64)")

@@ -1,4 +1,4 @@
-"""Products of small tiles whose sums stay in vector registers, emitted as LLVM instructions.
+"""float32 products of small tiles, emitted as LLVM instructions; sums stay in vector registers.
 
 The sums of a row are added in the order of k and on their own. So a row's result does not depend on
 how many rows are computed together.
@@ -11,9 +11,8 @@ from llvmlite import ir
 from numba import types
 
 from kernels.compiled.machine import PANEL_VECTORS, machine
-from kernels.compiled.primitives import F32, I32, I64, POINTER, operation
+from kernels.compiled.primitives import F32, I8, I32, I64, POINTER, operation
 
-_I8 = ir.IntType(8)
 STORE, ADD = 0, 1
 """Modes of a product: overwrite the target, or add to it."""
 
@@ -21,7 +20,7 @@ STORE, ADD = 0, 1
 Step = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
 
 
-class _Emitter:
+class Emitter:
     """Emits the instructions that tiles consist of."""
 
     def __init__(self, builder: ir.IRBuilder, lanes: int) -> None:
@@ -35,7 +34,7 @@ class _Emitter:
         if isinstance(offset, int):
             offset = I64(offset)
         base = self.b.inttoptr(address, POINTER)
-        return self.b.gep(base, [offset], source_etype=_I8)
+        return self.b.gep(base, [offset], source_etype=I8)
 
     def read(self, pointer: ir.Value, kind: ir.Type) -> ir.Value:
         """Load a value of any alignment."""
@@ -96,7 +95,7 @@ class _Emitter:
                     self.write(value, pointer)
 
 
-def _by_rows(build_tile: Any, most: int, operands: int) -> Any:
+def by_rows(build_tile: Any, most: int, operands: int) -> Any:
     """Make an operation whose first operand is the number of rows of the tile, 1 to `most`."""
 
     def build(builder: ir.IRBuilder, rows: ir.Value, *given: ir.Value) -> None:
@@ -122,7 +121,7 @@ def _float_tile(vectors: int, lanes: int, most: int) -> Any:
 
     def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
         a, row_a, b, row_b, k, c, row_c, mode = given
-        e = _Emitter(builder, lanes)
+        e = Emitter(builder, lanes)
         cells = [(r, v) for r in range(rows) for v in range(vectors)]
         starts = [builder.add(a, builder.mul(row_a, I64(r))) for r in range(rows)]
 
@@ -144,56 +143,7 @@ def _float_tile(vectors: int, lanes: int, most: int) -> Any:
             made.append((value, e.at(row, 4 * lanes * v)))
         e.put(made, mode)
 
-    return _by_rows(build, most, 8)
-
-
-def _byte_tile(vectors: int, most: int) -> Any:
-    """Make an int8 product: c = or += row scale * column scale * (a times (b - 128)).
-
-    Operands: rows; a [rows, k] int8, bytes per row of a; row scales [rows] float32; corrections
-    [rows] int32, 128 times the sum of each row of a; b [k / 4, vectors * 16, 4] uint8; column
-    scales [vectors * 16] float32; k / 4; c [rows, vectors * 16] float32, bytes per row of c; mode.
-    """
-    lanes = 16
-
-    def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
-        a, row_a, scales, corrections, b, scales_b, k, c, row_c, mode = given
-        e = _Emitter(builder, lanes)
-        bytes_of = ir.VectorType(_I8, 4 * lanes)
-        cells = [(r, v) for r in range(rows) for v in range(vectors)]
-        starts = [builder.add(a, builder.mul(row_a, I64(r))) for r in range(rows)]
-
-        def step(index: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            line = builder.mul(index, I64(4 * lanes * vectors))
-            weights = [
-                e.read(e.at(b, builder.add(line, I64(4 * lanes * v))), bytes_of)
-                for v in range(vectors)
-            ]
-            place = builder.mul(index, I64(4))
-            fours = [
-                builder.bitcast(e.spread(e.read(e.at(s, place), I32), e.ints), bytes_of)
-                for s in starts
-            ]
-            return [
-                e.call("llvm.x86.avx512.vpdpbusd.512", e.ints, sums[i], weights[v], fours[r])
-                for i, (r, v) in enumerate(cells)
-            ]
-
-        zero = ir.Constant(e.ints, [I32(0)] * lanes)
-        sums = e.loop(k, [zero] * len(cells), step)
-        made = []
-        columns = [e.read(e.at(scales_b, 4 * lanes * v), e.floats) for v in range(vectors)]
-        for r in range(rows):
-            correction = e.spread(e.read(e.at(corrections, 4 * r), I32), e.ints)
-            scale = e.spread(e.read(e.at(scales, 4 * r), F32), e.floats)
-            row = builder.add(c, builder.mul(row_c, I64(r)))
-            for v in range(vectors):
-                whole = builder.sub(sums[r * vectors + v], correction)
-                value = builder.fmul(builder.sitofp(whole, e.floats), columns[v])
-                made.append((builder.fmul(value, scale), e.at(row, 4 * lanes * v)))
-        e.put(made, mode)
-
-    return _by_rows(build, most, 10)
+    return by_rows(build, most, 8)
 
 
 LANES = machine().lanes
@@ -210,12 +160,3 @@ SHORT = 4
 """Lanes of the narrowest tile, for widths that are not a multiple of a vector."""
 float_short = _float_tile(1, SHORT, ROWS)
 """Product SHORT columns wide."""
-byte_panel = (
-    _byte_tile(PANEL_VECTORS, ROWS)
-    if machine().byte_products
-    else operation(lambda *_: None, types.void, *[types.int64] * 11)
-)
-"""Product with a panel of an int8 weight.
-
-On a machine without byte products it is empty and never called: LLVM would abort the process over
-an instruction that does not exist there."""

@@ -4,10 +4,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.bench_engine.protocol import make_prompts, through_generate
-from benchmarks.bench_engine.ratios import GOALS, ratios
+from benchmarks.bench_engine.random_experts import Shape, write_folder, write_gguf
+from benchmarks.bench_engine.ratios import EXPERT_GOALS, GOALS, ratios
 from benchmarks.bench_engine.sides import Case, ProcessSide, SideFailedError
+from services.engine.compute.loader import load_model
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.offline.llm import LLM
 
 _SIDE = """
 import sys
@@ -39,6 +44,35 @@ def test_a_goal_is_measured_against_the_fastest_peer() -> None:
     ]
     assert ratios({"ours int8": {"prefill": 1.0}}) == []
     assert len({(goal.of, goal.case) for goal in GOALS}) == len(GOALS) == 8
+
+
+def test_the_goals_of_experts_are_measured_against_wide_formats() -> None:
+    best = {
+        "ours int8": {"decode B=8": 300.0},
+        "llama.cpp Q4_1": {"decode B=8": 400.0},
+        "llama.cpp BF16": {"decode B=8": 200.0},
+    }
+    first = ratios(best, EXPERT_GOALS)[0]
+    assert (first["to"], first["ratio"], first["wanted"]) == ("llama.cpp BF16", 1.5, 1.5)
+
+
+def test_a_random_checkpoint_of_experts_is_served_from_both_of_its_forms(tmp_path: Path) -> None:
+    shape = Shape(
+        layers=2, hidden=32, heads=2, kv_heads=1, dim=16, experts=5, top_k=2, expert_size=32
+    )
+    count = write_folder(tmp_path, shape, seed=3)
+    folder, file = load_model(str(tmp_path)), load_model(str(write_gguf(tmp_path)))
+    assert count == sum(tensor.numel() for tensor in folder.weights.values())
+    assert set(folder.weights) == set(file.weights)
+    for name, tensor in folder.weights.items():
+        assert torch.equal(file.weights[name].bfloat16(), tensor), name
+    assert folder.config.moe == file.config.moe
+    ids = []
+    for dtype in ("float32", "bfloat16"):
+        with LLM(str(tmp_path), dtype=dtype, threads=1, num_blocks=16) as llm:
+            params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+            ids.append(llm.generate([[5, 6, 7]], params)[0].choices[0].token_ids)
+    assert ids[0] == ids[1], "weights in bfloat16 give the same bits in both formats"
 
 
 def test_prompts_differ_and_hold_ordinary_ids() -> None:

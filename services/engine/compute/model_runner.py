@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.interface import Kernels, UnsupportedError
 from services.common.config.settings import ConfigError
 from services.engine.compute.expert_parallel.leader import ExpertLeader
+from services.engine.compute.expert_parallel.lone import LoneExperts
 from services.engine.compute.loader import ModelSource, load_model
 from services.engine.compute.memory import free_bytes, largest_round, peak_bytes
 from services.engine.compute.model_setup import (
@@ -277,7 +278,7 @@ class ModelRunner:
         source: ModelSource,
         kernels: Kernels,
         resources: contextlib.ExitStack,
-    ) -> ExpertLeader | None:
+    ) -> ExpertLeader | LoneExperts | None:
         experts = start_experts(config, source, kernels, self._device)
         if experts is not None:
             resources.callback(experts.close)
@@ -290,6 +291,7 @@ class ModelRunner:
         kernels: Kernels,
         resources: contextlib.ExitStack,
     ) -> Model:
+        experts = self._experts
         model = make_model(
             source.config,
             source.weights,
@@ -298,7 +300,8 @@ class ModelRunner:
             device=self._device,
             block_size=config.block_size,
             max_positions=max_positions(config, source.config),
-            experts=self._experts.run_experts if self._experts else None,
+            experts=experts.run_experts if isinstance(experts, ExpertLeader) else None,
+            count_rows=experts.count_rows if isinstance(experts, LoneExperts) else None,
             kept=self._kept,
         )
         resources.callback(model.close)
@@ -341,8 +344,9 @@ class ModelRunner:
             threads=0 if self._whole_rounds else torch.get_num_threads(),
         )
         model = source.config
-        row = 2 * model.num_kv_heads * model.head_dim * self._dtype.itemsize
-        kind = str(self._dtype).removeprefix("torch.")
+        dtype = torch.float32 if self._whole_rounds else self._dtype
+        row = 2 * model.num_kv_heads * model.head_dim * dtype.itemsize
+        kind = str(dtype).removeprefix("torch.")
         return RunnerInfo(
             model=config.served_name or source.name,
             model_revision=source.revision,

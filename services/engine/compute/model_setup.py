@@ -6,6 +6,7 @@ from kernels import dispatch
 from kernels.interface import Kernels, UnsupportedError
 from services.common.config.settings import ConfigError
 from services.engine.compute.expert_parallel.leader import ExpertLeader, expert_shape
+from services.engine.compute.expert_parallel.lone import LoneExperts
 from services.engine.compute.loader import ModelSource
 from services.engine.compute.models.expert_weights import ExpertWeights
 from services.engine.compute.models.registry import runs_whole_rounds
@@ -34,20 +35,25 @@ def choose_kernels(
 ) -> Kernels:
     """The kernel set for a model: one that runs whole rounds if there is one and it is not off.
 
+    Whole rounds hold all experts in one process, each once. So other ranks and replicas of experts
+    need the sets that are called layer by layer.
+
     Args:
         whole_model: this process holds the whole model, not a rank's part of it.
 
     Raises:
         ConfigError: no kernel set supports the options; the message names one.
     """
-    if config.dtype == "int8" and model.moe:
-        raise ConfigError(
-            "dtype=int8: not supported for models with experts; use float32 or bfloat16"
-        )
     name = None
-    if config.kernels != "torch" and whole_model and runs_whole_rounds(model):
+    if config.kernels != "torch" and whole_model and _fits_whole_rounds(config, model):
         sizes = (model.head_dim, config.block_size)
         name = dispatch.compiled_set(device.type, config.dtype, sizes)
+    if config.dtype == "int8" and model.moe and name is None:
+        raise ConfigError(
+            "dtype=int8: models with experts need compiled rounds: kernels=auto, device=cpu, "
+            "expert_parallel=1, redundant_experts=0, a CPU with byte products (AVX-512 VNNI); "
+            "use float32 or bfloat16"
+        )
     try:
         return dispatch.load(
             name
@@ -55,6 +61,11 @@ def choose_kernels(
         )
     except UnsupportedError as error:
         raise ConfigError(str(error)) from error
+
+
+def _fits_whole_rounds(config: EngineConfig, model: ModelConfig) -> bool:
+    alone = config.expert_parallel == 1 and config.redundant_experts == 0
+    return runs_whole_rounds(model) and (model.moe is None or alone)
 
 
 def max_positions(config: EngineConfig, model: ModelConfig) -> int:
@@ -73,8 +84,10 @@ def max_positions(config: EngineConfig, model: ModelConfig) -> int:
 
 def start_experts(
     config: EngineConfig, source: ModelSource, kernels: Kernels, device: torch.device
-) -> ExpertLeader | None:
+) -> ExpertLeader | LoneExperts | None:
     """Load the experts and start the other ranks; None for a dense model.
+
+    Whole rounds load their experts with the model: only placements and counts remain.
 
     Raises:
         ConfigError: an option does not fit the model, or does not work on this device.
@@ -97,5 +110,7 @@ def start_experts(
             f"not {device.type}"
         )
     shape = expert_shape(config, model.moe)
+    if kernels.whole_rounds is not None:
+        return LoneExperts(shape, source.revision, config.expert_load_window)
     weights = ExpertWeights.find(model, source.weights, TORCH_DTYPES[config.dtype], device)
     return ExpertLeader(config, shape, weights, kernels, source.revision)

@@ -11,14 +11,23 @@ from services.engine.compute.model_runner import ModelRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.runner import SequenceMetadata
 from services.engine.contract.sampling_params import SamplingParams
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 from tests.marks import needs_vnni
 
 LENGTHS = (1, 2, 15, 16, 17, 127, 128, 129, 200)
 
 
-@pytest.fixture(params=["tied", pytest.param("smollm2-135m-instruct", marks=pytest.mark.model)])
-def model(request: pytest.FixtureRequest, tiny_folders: dict) -> str:
-    return str(tiny_folders.get(request.param, request.param))
+@pytest.fixture(scope="module")
+def folders(tiny_folders: dict, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    shape = TinyShape(kind="qwen3_moe", seed=4, tie_embeddings=False)
+    return tiny_folders | {"experts": write_tiny_model(tmp_path_factory.mktemp("m"), shape)}
+
+
+@pytest.fixture(
+    params=["tied", "experts", pytest.param("smollm2-135m-instruct", marks=pytest.mark.model)]
+)
+def model(request: pytest.FixtureRequest, folders: dict) -> str:
+    return str(folders.get(request.param, request.param))
 
 
 def _prompts() -> list[list[int]]:
@@ -54,6 +63,7 @@ def _last_logits(run, prompts: list[list[int]], chunk: int, batched: bool) -> li
         (32, {"kernels": "torch"}),
         (32, {}),
         (12, {}),
+        (16, {"dtype": "bfloat16"}),
         pytest.param(32, {"dtype": "int8"}, marks=needs_vnni),
     ],
 )
@@ -128,8 +138,9 @@ def test_torchs_mode_is_part_of_the_numerics_id(tiny_folders: dict) -> None:
 
 
 def test_other_formats_are_refused(tiny_folders: dict) -> None:
-    config = EngineConfig(
-        model=str(tiny_folders["tied"]), threads=1, deterministic=True, dtype="bfloat16"
-    )
-    with pytest.raises(ConfigError, match="deterministic"):
-        ModelRunner(config)
+    for fields in ({"dtype": "bfloat16", "kernels": "torch"}, {"dtype": "float16"}):
+        config = EngineConfig(
+            model=str(tiny_folders["tied"]), threads=1, deterministic=True, **fields
+        )
+        with pytest.raises(ConfigError, match="deterministic"):
+            ModelRunner(config)

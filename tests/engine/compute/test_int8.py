@@ -86,7 +86,7 @@ def test_what_is_not_built_is_refused_by_name(tiny_folders: dict, tmp_path: Path
     shape = TinyShape(kind="qwen3_moe", seed=4, tie_embeddings=False)
     experts = str(write_tiny_model(tmp_path / "moe", shape))
     with pytest.raises(ConfigError, match=r"dtype=int8.*experts"):
-        ModelRunner(EngineConfig(model=experts, dtype="int8", threads=1))
+        ModelRunner(EngineConfig(model=experts, dtype="int8", threads=1, kernels="torch"))
 
 
 def test_on_a_machine_without_int8_the_error_names_the_option(

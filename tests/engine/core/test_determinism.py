@@ -24,7 +24,7 @@ from services.engine.core.llm_engine import LLMEngine
 from services.engine.grammar.structured_output import SOMatcherBuilder
 from services.engine.grammar.wire import Setup
 from services.engine.model_files import load_text_assets
-from tests.doubles.tiny_model import write_tiny_model
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 # The first constraint waits for a process that loads xgrammar.
 pytestmark = pytest.mark.timeout(240)
@@ -57,11 +57,12 @@ class Cell:
     def __str__(self) -> str:
         return "+".join(name for name, on in vars(self).items() if on) or "nothing"
 
-    def config(self, model: str) -> EngineConfig:
+    def config(self, model: str, dtype: str = "float32") -> EngineConfig:
         """Blocks are scarce in the cells where other requests preempt this one."""
         return EngineConfig(
             model=model,
             threads=1,
+            dtype=dtype,
             deterministic=True,
             block_size=BLOCK,
             num_blocks=32 if self.batch and self.preempted else 128,
@@ -121,7 +122,8 @@ class DeterminismCells:
         most: tokens of that object at most.
     """
 
-    def __init__(self, model: str, letters: int, most: int) -> None:
+    def __init__(self, model: str, letters: int, most: int, dtype: str = "float32") -> None:
+        self._dtype = dtype
         self._word = word_schema(letters)
         self._most = most
         self.model = model
@@ -154,7 +156,7 @@ class DeterminismCells:
         return self._run(cell, self.params(sampling, constraint), begun)
 
     def _run(self, cell: Cell, params: SamplingParams, continued: list[int]) -> Answer:
-        config = cell.config(self.model)
+        config = cell.config(self.model, self._dtype)
         made: list[WatchedRunner] = []
 
         def make() -> WatchedRunner:
@@ -341,6 +343,39 @@ async def test_another_process_resumes_all_four_answers(cells: DeterminismCells)
     finally:
         await link.stop()
     assert got == wanted
+
+
+EXPERTS = TinyShape(kind="qwen3_moe", seed=4, tie_embeddings=False)
+FEW_CELLS = [Cell(batch=True), Cell(hit=True, chunked=True), Cell(True, True, True, True, True)]
+FEW_CELLS.append(Cell(preempted=True, continued=True))
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def expert_cells(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DeterminismCells]:
+    folder = write_tiny_model(tmp_path_factory.mktemp("expert-cells"), EXPERTS)
+    made = DeterminismCells(str(folder), letters=60, most=160, dtype=request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("cell", FEW_CELLS, ids=str)
+def test_experts_give_one_answer_in_every_cell(
+    expert_cells: DeterminismCells, cell: Cell, sampling: str
+) -> None:
+    _check_one_answer(expert_cells, cell, sampling, "plain")
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("cell", _cells(), ids=str)
+def test_experts_give_one_answer_in_all_cells(
+    expert_cells: DeterminismCells, cell: Cell, sampling: str, constraint: str
+) -> None:
+    _check_one_answer(expert_cells, cell, sampling, constraint)
 
 
 @pytest.mark.verify

@@ -1,6 +1,6 @@
 """Small random decoders: as a compiled program, and as plain float64 arithmetic."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,7 +8,8 @@ from torch.nn.functional import silu
 
 from kernels.compiled.packing import pack_floats
 from kernels.compiled.program import Program
-from kernels.whole_rounds import DecoderShape, LayerWeights, Spans
+from kernels.compiled.rounds import CompiledRounds
+from kernels.whole_rounds import DecoderShape, LayerWeights, PackedWeight, RoutedShape, Spans
 
 SMALL = DecoderShape(
     hidden=40, heads=6, kv_heads=2, dim=12, intermediate=70, vocabulary=100, eps=1e-5, block=8
@@ -18,6 +19,15 @@ LARGE = DecoderShape(
 )
 ONE_HEAD = DecoderShape(
     hidden=64, heads=8, kv_heads=1, dim=16, intermediate=64, vocabulary=64, eps=1e-5, block=16
+)
+ROUTED = replace(
+    SMALL,
+    hidden=41,  # odd: products of bfloat16 read pairs
+    routed=RoutedShape(experts=9, top_k=3, intermediate=27, renormalise=True, layers=2),
+)
+MIXED = replace(
+    LARGE,
+    routed=RoutedShape(experts=5, top_k=2, intermediate=50, renormalise=False, layers=1),
 )
 
 
@@ -34,31 +44,45 @@ class Dense:
     biases: tuple[Tensor, ...]
     head_norms: tuple[Tensor, ...]
     window: int
+    router: Tensor | None = None
+    """With it, `gate_up` and `down` have the experts as their first axis."""
 
 
-def _dense(shape: DecoderShape, draw: torch.Generator, window: int, extras: bool) -> Dense:
+def _dense(
+    shape: DecoderShape, draw: torch.Generator, window: int, extras: bool, routed: bool
+) -> Dense:
     def some(*sizes: int) -> Tensor:
         return torch.randn(sizes, generator=draw) / sizes[-1] ** 0.5
 
     joined = (shape.heads + 2 * shape.kv_heads) * shape.dim
     queries = shape.heads * shape.dim
     sizes = (joined, shape.hidden, 2 * shape.intermediate, shape.hidden)
+    feed = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+    if routed:
+        count, size = shape.routed.experts, shape.routed.intermediate
+        feed = (count, 2 * size, shape.hidden), (count, shape.hidden, size)
     return Dense(
         norm=1 + some(shape.hidden),
         qkv=some(joined, shape.hidden),
         output=some(shape.hidden, queries),
         norm_2=1 + some(shape.hidden),
-        gate_up=some(2 * shape.intermediate, shape.hidden),
-        down=some(shape.hidden, shape.intermediate),
+        gate_up=some(*feed[0]),
+        down=some(*feed[1]),
         biases=tuple(some(size) for size in sizes) if extras else (),
         head_norms=(1 + some(shape.dim), 1 + some(shape.dim)) if extras else (),
         window=window,
+        router=3 * some(shape.routed.experts, shape.hidden) if routed else None,
     )
 
 
 def _packed(layer: Dense, pack=pack_floats) -> LayerWeights:
     biases = list(layer.biases) or [None] * 4
     q_norm, k_norm = layer.head_norms or (None, None)
+    rounds, routed = CompiledRounds(pack), layer.router is not None
+
+    def feed(weight: Tensor) -> PackedWeight:
+        return rounds.pack_experts(len(weight), lambda e: weight[e]) if routed else pack(weight)
+
     return LayerWeights(
         norm=layer.norm,
         qkv=pack(layer.qkv),
@@ -66,13 +90,14 @@ def _packed(layer: Dense, pack=pack_floats) -> LayerWeights:
         output=pack(layer.output),
         output_bias=biases[1],
         norm_2=layer.norm_2,
-        gate_up=pack(layer.gate_up),
-        gate_up_bias=biases[2],
-        down=pack(layer.down),
-        down_bias=biases[3],
+        gate_up=feed(layer.gate_up),
+        gate_up_bias=None if routed else biases[2],
+        down=feed(layer.down),
+        down_bias=None if routed else biases[3],
         q_norm=q_norm,
         k_norm=k_norm,
         window=layer.window,
+        router=rounds.pack_router(layer.router) if routed else None,
     )
 
 
@@ -82,7 +107,11 @@ class Model:
     def __init__(self, shape: DecoderShape, *, window: int = 0, extras: bool = False) -> None:
         draw = torch.Generator().manual_seed(7)
         self.shape = shape
-        self.layers = [_dense(shape, draw, width, extras) for width in (window, 0)]
+        routed = shape.routed.layers if shape.routed else 0
+        self.layers = [
+            _dense(shape, draw, width, extras, index >= 2 - routed)
+            for index, width in enumerate((window, 0))
+        ]
         self.norm = 1 + torch.randn(shape.hidden, generator=draw) / 9
         self.head = torch.randn(shape.vocabulary, shape.hidden, generator=draw)
         self.angles = torch.rand(400, shape.dim // 2, generator=draw) * 6
@@ -107,9 +136,22 @@ class Model:
         for layer in self.layers:
             x = x + self._attention(layer, x)
             normed = _rms(x, layer.norm_2, self.shape.eps)
-            gate, up = _linear(normed, layer.gate_up, layer.biases, 2).chunk(2, dim=-1)
-            x = x + _linear(silu(gate) * up, layer.down, layer.biases, 3)
+            x = x + self._feed_forward(layer, normed)
         return _rms(x, self.norm, self.shape.eps) @ self.head.double().T
+
+    def _feed_forward(self, layer: Dense, normed: Tensor) -> Tensor:
+        if layer.router is None:
+            gate, up = _linear(normed, layer.gate_up, layer.biases, 2).chunk(2, dim=-1)
+            return _linear(silu(gate) * up, layer.down, layer.biases, 3)
+        odds, ids = (normed @ layer.router.double().T).softmax(-1).topk(self.shape.routed.top_k)
+        if self.shape.routed.renormalise:
+            odds = odds / odds.sum(-1, keepdim=True)
+        out = torch.zeros_like(normed)
+        for row, (own, experts) in enumerate(zip(odds, ids.tolist(), strict=True)):
+            for weight, expert in zip(own, experts, strict=True):
+                gate, up = (layer.gate_up[expert].double() @ normed[row]).chunk(2)
+                out[row] += weight * (layer.down[expert].double() @ (silu(gate) * up))
+        return out
 
     def _attention(self, layer: Dense, x: Tensor) -> Tensor:
         shape, length = self.shape, x.shape[0]
@@ -191,5 +233,7 @@ CASES = {
     "large": Model(LARGE, extras=True),
     "one key head": Model(ONE_HEAD),
     "window": Model(SMALL, window=11, extras=True),
+    "experts": Model(ROUTED, extras=True),
+    "one layer of experts": Model(MIXED),
 }
 LENGTHS = [45, 1, 17, 70, 8]

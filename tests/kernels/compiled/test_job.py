@@ -31,6 +31,28 @@ def test_fields_are_numbered_without_a_gap(section: str, last: str | None) -> No
     assert numbers == list(range(end))
 
 
+def test_the_sources_of_products_have_one_order() -> None:
+    fields = (
+        j.SOURCE_FLOATS,
+        j.SOURCE_STRIDE,
+        j.SOURCE_BYTES,
+        j.SOURCE_BYTES_STRIDE,
+        j.SOURCE_SCALES,
+        j.SOURCE_CORRECTIONS,
+    )
+    layer = (j.WORK, j.WORK_STRIDE, j.QUANTIZED, j.QUANTIZED_STRIDE, j.SCALES, j.CORRECTIONS)
+    experts = (
+        j.GATHERED,
+        j.GATHERED_STRIDE,
+        j.GATHERED_BYTES,
+        j.GATHERED_BYTES_STRIDE,
+        j.GATHERED_SCALES,
+        j.GATHERED_CORRECTIONS,
+    )
+    for first, own in ((j.WORK, layer), (j.GATHERED, experts)):
+        assert tuple(first + field for field in fields) == own
+
+
 def test_weights_of_all_parts_fit_into_a_row_of_the_layer_table() -> None:
     places = {
         j.WEIGHTS + j.WEIGHT_SIZE * part + field
@@ -42,18 +64,20 @@ def test_weights_of_all_parts_fit_into_a_row_of_the_layer_table() -> None:
 
 def test_every_field_of_the_job_table_is_filled() -> None:
     """A field that is added but never written would be read as 0, an address of nothing."""
-    model = CASES["window"]
-    program = model.program()
-    rounds = Rounds(model, program, LENGTHS)
-    rounds.run([(seq, 0, length) for seq, length in enumerate(LENGTHS)])
-    empty = (program._team.job == 0).nonzero().view(-1).tolist()
-    assert empty == [j.QUIT, j.INT8]
-    assert torch.all(program._parts[:, : j.TARGET_STRIDE + 1] != 0)
+    for name, unused in (("window", range(j.EXPERTS, j.SIZE)), ("experts", ())):
+        model = CASES[name]
+        program = model.program()
+        rounds = Rounds(model, program, LENGTHS)
+        rounds.run([(seq, 0, length) for seq, length in enumerate(LENGTHS)])
+        empty = (program._team.job == 0).nonzero().view(-1).tolist()
+        assert empty == [j.QUIT, j.FORMAT, *unused]
+        assert torch.all(program._parts[:, : j.TARGET_STRIDE + 1] != 0)
 
 
-def test_a_layer_has_as_many_phases_as_the_job_runs() -> None:
+@pytest.mark.parametrize(("name", "phases"), [("small", j.PHASES), ("experts", j.ROUTED_PHASES)])
+def test_a_layer_has_as_many_phases_as_the_job_runs(name: str, phases: int) -> None:
     """The last phase of the last layer must lie in the sync area, and no phase beyond it."""
-    model = CASES["small"]
+    model = CASES[name]
     program = model.program()
     rounds = Rounds(model, program, [3])
     used = []
@@ -67,4 +91,4 @@ def test_a_layer_has_as_many_phases_as_the_job_runs() -> None:
     program._team.run = spy  # type: ignore[method-assign]
     rounds.run([(0, 0, 3)])
     layers = len(model.layers)
-    assert used[0] == (j.PHASES * layers, j.PHASES * layers)
+    assert used[0] == (phases * layers, phases * layers)

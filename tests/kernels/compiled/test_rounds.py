@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -14,9 +15,13 @@ from torch import Tensor
 from kernels import dispatch
 from kernels.compiled import machine as jit_machine
 from kernels.compiled.machine import PANEL_VECTORS, machine
-from kernels.compiled.packing import pack_floats, pack_int8
+from kernels.compiled.packing import pack_bfloat16, pack_floats, pack_int8
 from kernels.compiled.tiles import PANEL
 from tests.kernels.compiled.decoder import CASES, LENGTHS, SMALL, Model, Rounds
+
+needs_bytes = pytest.mark.skipif(
+    not (machine().byte_products or machine().byte_pairs), reason="this CPU has no byte products"
+)
 
 
 def _whole(rounds: Rounds) -> list[Tensor]:
@@ -32,11 +37,9 @@ def test_a_round_matches_plain_arithmetic(name: str) -> None:
         torch.testing.assert_close(got, want, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("pack", [pack_floats, pack_int8])
+@pytest.mark.parametrize("pack", [pack_floats, pytest.param(pack_int8, marks=needs_bytes)])
 @pytest.mark.parametrize("name", CASES)
 def test_batch_chunks_and_threads_change_no_bit(name: str, pack) -> None:
-    if pack is pack_int8 and not machine().byte_products:
-        pytest.skip("this CPU has no byte products")
     model = CASES[name]
     want = _whole(Rounds(model, model.program(1, pack), LENGTHS))
     for threads in (1, 3):
@@ -56,10 +59,35 @@ def test_batch_chunks_and_threads_change_no_bit(name: str, pack) -> None:
         rounds.program.close()
 
 
+def _round_weights(model: Model) -> Model:
+    """The same model with the weights of its products rounded to bfloat16."""
+
+    def rounded(weight: Tensor) -> Tensor:
+        return weight.bfloat16().float()
+
+    made = copy(model)
+    made.head = rounded(model.head)
+    names = ("qkv", "output", "gate_up", "down")
+    made.layers = [
+        replace(layer, **{name: rounded(getattr(layer, name)) for name in names})
+        for layer in model.layers
+    ]
+    return made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_is_float32_with_rounded_weights_to_the_bit(name: str) -> None:
+    """So all that holds for float32 in any company holds for bfloat16."""
+    model = CASES[name]
+    want = _whole(Rounds(model, _round_weights(model).program(), LENGTHS))
+    got = _whole(Rounds(model, model.program(3, pack_bfloat16), LENGTHS))
+    assert all(map(torch.equal, want, got))
+    assert not torch.equal(got[0], _whole(Rounds(model, model.program(), LENGTHS))[0])
+
+
+@needs_bytes
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_stay_near_floats(name: str) -> None:
-    if not machine().byte_products:
-        pytest.skip("this CPU has no byte products")
     model = CASES[name]
     floats = _whole(Rounds(model, model.program(), LENGTHS))
     byted = _whole(Rounds(model, model.program(1, pack_int8), LENGTHS))
@@ -68,17 +96,32 @@ def test_bytes_stay_near_floats(name: str) -> None:
         assert (want - got).std() < 0.05 * want.std()
 
 
-def test_nan_stays_in_its_sequence() -> None:
-    model = CASES["small"]
-    clean = _whole(Rounds(model, model.program(), LENGTHS))
-    rounds = Rounds(model, model.program(), LENGTHS)
-    rounds.model = Model(SMALL)
-    rounds.model.embedded = model.embedded.clone()
+@pytest.mark.parametrize("pack", [pack_floats, pack_bfloat16])
+@pytest.mark.parametrize("name", ["small", "experts"])
+def test_nan_stays_in_its_sequence(name: str, pack) -> None:
+    model = CASES[name]
+    clean = _whole(Rounds(model, model.program(1, pack), LENGTHS))
+    rounds = Rounds(model, model.program(1, pack), LENGTHS)
     ill = replace_row(rounds, 2, 5)
     got = ill.run([(seq, 0, length) for seq, length in enumerate(LENGTHS)])
     assert got[2][5].isnan().all()
+    assert got[2][5:].isnan().any()
     for seq in (0, 1, 3, 4):
         assert torch.equal(got[seq], clean[seq])
+    healthy = _whole(Rounds(model, rounds.program, LENGTHS))  # its buffers have held NaN
+    assert all(map(torch.equal, clean, healthy))
+
+
+def test_the_rows_of_each_expert_are_counted() -> None:
+    model = CASES["experts"]
+    program = model.program(3)
+    _whole(Rounds(model, program, LENGTHS))
+    counts = program.expert_rows()
+    assert counts.sum(1).tolist() == [sum(LENGTHS) * model.shape.routed.top_k] * 2
+    chosen = program._experts._chosen[: sum(LENGTHS)]  # of the last layer
+    assert counts[1].tolist() == torch.bincount(chosen.flatten(), minlength=9).tolist()
+    assert all(len(set(row)) == len(row) for row in chosen.tolist())
+    assert CASES["small"].program().expert_rows() is None
 
 
 def replace_row(rounds: Rounds, seq: int, row: int) -> Rounds:
@@ -155,7 +198,8 @@ def test_configured_processor_features_are_used() -> None:
         ("cpu", "float32", (8, 4), "jit"),
         ("cpu", "float32", (8, 1), None),
         ("cpu", "float32", (10, 16), None),
-        ("cpu", "bfloat16", (64, 32), None),
+        ("cpu", "bfloat16", (64, 32), "jit-bf16"),
+        ("cpu", "float16", (64, 32), None),
         ("cuda", "float32", (64, 32), None),
     ],
 )

@@ -33,11 +33,14 @@ class ExpertLoads:
         Args:
             phy2log: [layers, slots]: the logical expert in each slot during the round.
         """
-        folded = fold(self._round, phy2log, self._sum.shape[1])
-        self._sum += folded - self._ring[self._next]
-        self._ring[self._next] = folded
-        self._next = (self._next + 1) % len(self._ring)
+        self.add_round(fold(self._round, phy2log, self._sum.shape[1]))
         self._round[:] = 0
+
+    def add_round(self, per_expert: NDArray[np.int64]) -> None:
+        """Add a whole round, [layers, logical experts]; the oldest one leaves the window."""
+        self._sum += per_expert - self._ring[self._next]
+        self._ring[self._next] = per_expert
+        self._next = (self._next + 1) % len(self._ring)
 
     def clear(self) -> None:
         """Discard all counts."""

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
-from services.engine.compute.models.architecture import PLAIN
+from services.engine.compute.models.architecture import PLAIN, Architecture, Experts
 from services.engine.compute.models.architectures import ARCHITECTURES
 from services.engine.compute.models.decoder import Decoder
-from services.engine.compute.models.fused import FusedDecoder
+from services.engine.compute.models.fused import CountRows, FusedDecoder
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.moe import RunExperts
 from services.engine.contract.model_config import ModelConfig
+
+_ROUTED = Architecture(experts=Experts())
 
 
 class Model(Protocol):
@@ -25,7 +27,7 @@ class Model(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed weights in bytes, without experts."""
+        """Memory of the packed weights in bytes, without those that `experts` holds."""
 
     def forward(self, data: InputMetadata, caches: Sequence[Tensor]) -> Tensor:
         """Compute all rows of a round and write their keys and values.
@@ -50,12 +52,13 @@ class Model(Protocol):
 def runs_whole_rounds(config: ModelConfig) -> bool:
     """Whether a kernel set's `whole_rounds` can run the model, on one rank.
 
-    It can if the layers are plain: dense SwiGLU, separate projections, and one rotary embedding
-    for the whole of every head.
+    It can if the layers are plain: SwiGLU, dense or with experts of a softmax over all scores and
+    nothing beside, separate projections, and one rotary embedding for the whole of every head.
     """
+    moe = config.moe
     return (
-        ARCHITECTURES[config.architecture] == PLAIN
-        and config.moe is None
+        ARCHITECTURES[config.architecture] in (PLAIN, _ROUTED)
+        and (moe is None or (moe.scale, moe.groups, moe.num_shared) == (1.0, 1, 0))
         and config.rotary_dim in (0, config.head_dim)
         and config.query_scale is None
         and config.sliding_rope_theta is None
@@ -72,15 +75,17 @@ def make_model(
     block_size: int,
     max_positions: int,
     experts: RunExperts | None,
+    count_rows: CountRows | None = None,
     kept: Path | None = None,
 ) -> Model:
     """Pack the weights for a kernel set.
 
     Args:
-        dtype: number format of activations, keys and values.
+        dtype: number format of activations, keys and values; of embeddings in whole rounds.
         block_size: positions of a KV-cache block.
         max_positions: positions that a sequence may reach.
-        experts: runs the experts of all layers; None for a dense model.
+        experts: runs the experts of all layers; None for a dense model, and for whole rounds.
+        count_rows: whole rounds only: is given the rows of each expert after each round.
         kept: file of weights that an earlier start packed; written if it does not exist.
 
     Raises:
@@ -94,6 +99,8 @@ def make_model(
             head_norms=config.head_norms,
             block_size=block_size,
             max_positions=max_positions,
+            table_dtype=dtype,
+            count_rows=count_rows,
             kept=kept,
         )
     return Decoder(

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.common.config.settings import ConfigError
+from services.engine.compute.expert_parallel.leader import ExpertLeader
 from services.engine.compute.loader import load_model
 from services.engine.compute.model_runner import ModelRunner
 from services.engine.contract.config import EngineConfig
@@ -72,6 +73,21 @@ def test_logits_equal_those_of_transformers(
     assert len(compared) >= 3
     for ours, theirs in compared:
         torch.testing.assert_close(ours, torch.tensor(theirs), atol=5e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_experts_without_compiled_rounds_give_the_logits_of_transformers(
+    deterministic: bool, drive: Callable, folders: dict
+) -> None:
+    """Other ranks, replicas of experts and other processors need this path."""
+    golden = GOLDEN["qwen3_moe"]
+    run = drive(folders["qwen3_moe"], kernels="torch", deterministic=deterministic)
+    got = _logits(run, golden["prompt_ids"], 64)
+    want = dict(zip(golden["positions"], golden["logits"], strict=True))
+    for row, end in enumerate((63, 127, 191, 199)):
+        if end in want:
+            torch.testing.assert_close(got[row], torch.tensor(want[end]), atol=5e-4, rtol=2e-4)
+    assert isinstance(run.runner._experts, ExpertLeader)
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -13,6 +13,7 @@ from services.engine.compute.model_runner import ModelRunner
 from services.engine.compute.models import kept_weights
 from services.engine.compute.models.kept_weights import KeptWeights
 from services.engine.contract.config import EngineConfig
+from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 
 def empty(shape, dtype):
@@ -29,6 +30,7 @@ def small_is_kept(monkeypatch, tmp_path):
 def packed():
     return {
         "a": PackedWeight(torch.randn(3, 5, 16), None),
+        "c": PackedWeight(torch.randn(2, 3, 16, 2).bfloat16(), None),
         "b": PackedWeight(torch.randint(0, 255, (2, 3, 16, 4), dtype=torch.uint8), torch.randn(32)),
     }
 
@@ -98,8 +100,17 @@ def test_an_unfinished_file_of_another_process_is_left_alone(tmp_path, packed):
     assert not part.exists()
 
 
-def test_a_second_start_reads_what_the_first_packed(tiny_folders, monkeypatch):
-    config = EngineConfig(model=str(tiny_folders["tied"]), threads=1, kv_memory="8MiB")
+@pytest.fixture(params=["dense", "experts"])
+def folder(request, tiny_folders, tmp_path):
+    if request.param == "dense":
+        return tiny_folders["tied"]
+    shape = TinyShape(kind="qwen3_moe", tie_embeddings=False, dense_layers=(0,))
+    return write_tiny_model(tmp_path / "experts", shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_second_start_reads_what_the_first_packed(folder, dtype, monkeypatch):
+    config = EngineConfig(model=str(folder), threads=1, kv_memory="8MiB", dtype=dtype)
     first = ModelRunner(config)
     for thread in kept_weights.threading.enumerate():
         if thread.name == "keep-weights":
@@ -113,6 +124,7 @@ def test_a_second_start_reads_what_the_first_packed(tiny_folders, monkeypatch):
     assert second.describe().numerics_id == first.describe().numerics_id
     for one, other in zip(first._model._layers, second._model._layers, strict=True):
         assert torch.equal(one.qkv.panels, other.qkv.panels)
+        assert torch.equal(one.gate_up.panels, other.gate_up.panels)
         assert torch.equal(one.down.panels, other.down.panels)
     assert torch.equal(first._model._head.panels, second._model._head.panels)
     for runner in (first, second):
@@ -125,6 +137,7 @@ def test_the_name_follows_files_kernels_processor_and_sources(tiny_folders, monk
         kept_weights.path_of("r", config, "jit"),
         kept_weights.path_of("s", config, "jit"),
         kept_weights.path_of("r", config, "jit-int8"),
+        kept_weights.path_of("r", config, "jit-bf16"),
     }
     with monkeypatch.context() as other:
         wide = dataclasses.replace(machine(), lanes=2 * machine().lanes)
@@ -133,4 +146,4 @@ def test_the_name_follows_files_kernels_processor_and_sources(tiny_folders, monk
     (tmp_path / "a.py").write_text("1")
     monkeypatch.setattr(kept_weights, "_SOURCES", (tmp_path,))
     names.add(kept_weights.path_of("r", config, "jit"))
-    assert len(names) == 5
+    assert len(names) == 6
