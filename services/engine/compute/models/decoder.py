@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.interface import Kernels
 from services.engine.compute.models.architecture import Architecture
 from services.engine.compute.models.attention import Attention
+from services.engine.compute.models.cache_tensors import CacheTensor, keys_and_values
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.mlp import Mlp
 from services.engine.compute.models.moe import MoeBlock, RunExperts
@@ -94,6 +95,11 @@ class Decoder:
             total += layer.attention.nbytes + layer.norm.nbytes + layer.feed_forward.nbytes
         return total
 
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """See Model."""
+        return keys_and_values(self.config, self._dtype)
+
     def forward(self, data: InputMetadata, caches: Sequence[Tensor]) -> Tensor:
         """See Model."""
         x = self._embedding(data.token_ids)
@@ -109,9 +115,9 @@ class Decoder:
             layer.feed_forward.add_to(x, normed)
         return x
 
-    def cache(self, shape: tuple[int, ...]) -> Tensor:
+    def cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See Model."""
-        return self._cos_sin.new_zeros(shape, dtype=self._dtype)
+        return self._cos_sin.new_zeros(shape, dtype=dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model."""
