@@ -9,7 +9,7 @@ Letters in shapes are those of `kernels.interface`; R is the latent's size and W
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -41,6 +41,10 @@ class IndexQuery:
     """[blocks, block size, index size]: the index keys of all positions."""
     top_k: int
     """Positions that a row attends to, at most."""
+
+    def of_rows(self, rows: slice) -> "IndexQuery":
+        """The same for some of the rows."""
+        return replace(self, queries=self.queries[rows], weights=self.weights[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from torch.nn import functional
 from kernels.interface import AttentionGroup
 from kernels.latent import IndexQuery, LatentKernels
 
-PREFILL_ROWS = 64
-"""Rows of a prompt whose scores are in memory at one time, at most."""
+SCORES = 1 << 24
+"""Scores in memory at one time, at most, or those of one row if these are more."""
 
 
 class BatchedHeads:
@@ -34,30 +34,32 @@ def attention(
     scale: float,
     index: IndexQuery | None,
 ) -> Tensor:
-    """See kernels.latent.LatentKernels.attention."""
+    """See kernels.latent.LatentKernels.attention; everything is summed in float32."""
     batch = len(group.starts)
-    history = _gather(cache, group.block_tables)
+    history = _gather(cache, group.block_tables).float()
     mask = _mask(group, len(q) // batch, history.shape[1], q.device)
-    keys = None if index is None else _gather(index.cache, group.block_tables)
+    keys = None if index is None else _gather(index.cache, group.block_tables).float()
+    heads = max(q.shape[1], 0 if index is None else index.queries.shape[1])
+    at_once = max(1, SCORES // (heads * history.shape[1]))
     parts = []
-    for at in range(0, len(q), PREFILL_ROWS):
-        rows = slice(at, at + PREFILL_ROWS)
+    for at in range(0, len(q), at_once):
+        rows = slice(at, at + at_once)
         # Decodes: a row has a history of its own. A prompt: all rows have the same one.
         own = slice(0, 1) if batch == 1 else rows
         seen = mask[rows]
         if index is not None and keys is not None:
             seen = seen & chosen(_index_scores(index, rows, keys[own], seen), index.top_k)
-        parts.append(_attend(q[rows], history[own], seen, rank, scale))
-    return torch.cat(parts)
+        parts.append(_attend(q[rows].float(), history[own], seen, rank, scale))
+    return torch.cat(parts).to(q.dtype)
 
 
 def _attend(q: Tensor, history: Tensor, seen: Tensor, rank: int, scale: float) -> Tensor:
     """[rows, H, R]; history [rows or 1, positions, W], seen [rows, positions]."""
     rows, heads, width = q.shape
     queries = q.reshape(len(history), -1, width)
-    scores = torch.bmm(queries, history.transpose(1, 2)).view(rows, heads, -1).float()
+    scores = torch.bmm(queries, history.transpose(1, 2)).view(rows, heads, -1)
     scores = scores.mul_(scale).masked_fill_(~seen.unsqueeze(1), float("-inf"))
-    weights = scores.softmax(-1).to(q.dtype).view(len(history), -1, history.shape[1])
+    weights = scores.softmax(-1).view(len(history), -1, history.shape[1])
     return torch.bmm(weights, history[..., :rank]).view(rows, heads, rank)
 
 
@@ -66,7 +68,7 @@ def _index_scores(index: IndexQuery, rows: slice, keys: Tensor, seen: Tensor) ->
     queries, weights = index.queries[rows], index.weights[rows]
     count, heads, width = queries.shape
     flat = queries.reshape(len(keys), -1, width).float()
-    each = torch.bmm(flat, keys.transpose(1, 2).float()).relu_().view(count, heads, -1)
+    each = torch.bmm(flat, keys.transpose(1, 2)).relu_().view(count, heads, -1)
     total = torch.bmm(weights.unsqueeze(1), each).squeeze(1)
     return total.masked_fill_(~seen, float("-inf"))
 

@@ -77,9 +77,7 @@ def _causal(first: int, size: int) -> Tensor:
     return torch.arange((last + 1) * KEYS) <= queries
 
 
-def _index_scores(
-    index: IndexQuery, own: slice, at: slice, keys: Tensor, seen: Tensor
-) -> Tensor:
+def _index_scores(index: IndexQuery, own: slice, at: slice, keys: Tensor, seen: Tensor) -> Tensor:
     """[size, positions] float32, -inf where the row does not attend."""
     size, positions = seen.shape
     heads, width = index.queries.shape[1:]

@@ -100,7 +100,8 @@ class ModelRunner:
         if partition is not None:
             kernels = partition.kernels(kernels)
         self._whole_rounds = kernels.whole_rounds is not None
-        self._uses_rows = kernels.uses_kept_rows and self._device.type == "cpu"
+        keeps_rows = kernels.uses_kept_rows and source.config.mla is None
+        self._uses_rows = keeps_rows and self._device.type == "cpu"
         self._sampler = Sampler(kernels, one_by_one=config.deterministic)
         try:
             with contextlib.ExitStack() as resources:

@@ -44,6 +44,10 @@ def choose_kernels(
         raise ConfigError(
             "dtype=int8: not supported for models with experts; use float32 or bfloat16"
         )
+    if config.dtype == "int8" and model.mla:
+        raise ConfigError(
+            "dtype=int8: not supported for latent attention (MLA); use float32 or bfloat16"
+        )
     name = None
     if config.kernels != "torch" and whole_model and runs_whole_rounds(model):
         sizes = (model.head_dim, config.block_size)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
-from services.engine.contract.model_config import ModelConfig
+from services.engine.contract.model_config import MlaConfig, ModelConfig
 
 KEYS_AND_VALUES = "kv"
 """Name of a tensor whose rows are keys, then values, of all key heads."""
@@ -42,6 +43,18 @@ def keys_and_values(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheTenso
     )
 
 
+def latents(config: ModelConfig, mla: MlaConfig, dtype: torch.dtype) -> tuple[CacheTensor, ...]:
+    """The tensors of latent attention: of each layer the latents, then the indexer's keys."""
+    rows = {"latent": (mla.kv_rank + mla.rope_dim,)}
+    if mla.index is not None:
+        rows["index"] = (mla.index.dim,)
+    return tuple(
+        CacheTensor(layer, name, row, dtype)
+        for layer in range(config.num_layers)
+        for name, row in rows.items()
+    )
+
+
 def block_bytes(tensors: Sequence[CacheTensor], block_size: int) -> int:
     """Memory of one block in all tensors, in bytes.
 
@@ -64,3 +77,14 @@ def layout_name(tensors: Sequence[CacheTensor]) -> str:
         own = sizes if name == KEYS_AND_VALUES else f"{name}{sizes}"
         parts.append(f"{len(list(same))}x{own}/{dtype.removeprefix('torch.')}")
     return f"paged/{'+'.join(parts)}"
+
+
+def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
+    """Store rows of one position each, in place.
+
+    Args:
+        cache: [blocks, block size, width].
+        rows: [T, width].
+        slots: [T] int64: block * block size + offset.
+    """
+    cache.view(-1, cache.shape[-1]).index_copy_(0, slots, rows)

@@ -90,6 +90,7 @@ def make_model(
 
     Raises:
         ModelFileError: a tensor is missing, left over or of the wrong shape.
+        UnsupportedError: the kernel set does not serve the model.
     """
     if kernels.whole_rounds is not None:
         return FusedDecoder(

@@ -42,8 +42,6 @@ def test_tensors_of_several_kinds_and_formats() -> None:
         CacheTensor(1, "latent_two", (6,), torch.int8),
     )
     assert block_bytes(tensors, 4) == 4 * (24 * 4 + 8 * 2 + 24 * 4 + 6)
-    assert layout_name(tensors) == (
-        "paged/1xindex8/bfloat16+2xlatent24/float32+1xlatent_two6/int8"
-    )
+    assert layout_name(tensors) == ("paged/1xindex8/bfloat16+2xlatent24/float32+1xlatent_two6/int8")
     other = layout_name((*tensors[1:], CacheTensor(0, "latent", (25,), torch.float32)))
     assert other != layout_name(tensors)
