@@ -97,7 +97,8 @@ def _attend(tile: Tensor, history: Tensor, seen: Tensor, rank: int, scale: float
     """[size, H, R] for queries [size, H, W]; two passes, so that sums need no running rescale."""
     size, heads, width = tile.shape
     rows = tile.view(-1, width)
-    masks = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf")).split(KEYS, dim=1)
+    hidden = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
+    masks = hidden.view(size, -1, KEYS).unbind(1)
     scores = []
     for mask, keys in zip(masks, history, strict=False):
         part = torch.mm(rows, keys.T).mul_(scale)

@@ -59,8 +59,8 @@ class Indexer:
     @property
     def nbytes(self) -> int:
         """Memory of the packed weights, in bytes."""
-        parts = (self._queries, self._keys, self._weights, self._norm, self._bias)
-        return sum(part.nbytes for part in parts)
+        products = self._queries.nbytes + self._keys.nbytes + self._weights.nbytes
+        return products + self._norm.nbytes + self._bias.nbytes
 
     def queries(
         self, normed: Tensor, q: Tensor, cos_sin: Tensor, slots: Tensor, cache: Tensor

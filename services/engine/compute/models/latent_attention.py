@@ -65,7 +65,9 @@ class LatentAttention:
         kv_up = reader(
             f"{own}.kv_b_proj.weight", heads * (mla.nope_dim + mla.value_dim), mla.kv_rank
         )
-        keys, values = kv_up.view(heads, -1, mla.kv_rank).split((mla.nope_dim, mla.value_dim), 1)
+        keys, values = kv_up.view(heads, -1, mla.kv_rank).split_with_sizes(
+            (mla.nope_dim, mla.value_dim), 1
+        )
         self._absorb = self._latent.pack_heads(keys.transpose(1, 2).contiguous())
         self._expand = self._latent.pack_heads(values.contiguous())
         output = reader(f"{own}.o_proj.weight", hidden, heads * mla.value_dim)
@@ -77,12 +79,11 @@ class LatentAttention:
     @property
     def nbytes(self) -> int:
         """Memory of the packed weights, in bytes."""
-        norms = [n.nbytes for n in (self._norm, self._q_norm, self._kv_norm) if n is not None]
-        parts = [self._down, self._absorb, self._expand, self._output]
+        total = self._norm.nbytes + self._kv_norm.nbytes + self._down.nbytes + self._output.nbytes
+        total += self._absorb.nbytes + self._expand.nbytes
         if self._q_norm is not None:
-            parts.append(self._q_up)
-        own = sum(norms) + sum(part.nbytes for part in parts)
-        return own + (self._indexer.nbytes if self._indexer else 0)
+            total += self._q_norm.nbytes + self._q_up.nbytes
+        return total + (self._indexer.nbytes if self._indexer else 0)
 
     def add_to(
         self, x: Tensor, cos_sin: Tensor, data: InputMetadata, caches: Sequence[Tensor]
@@ -97,7 +98,9 @@ class LatentAttention:
         latents = caches[0]
         mla, kernels = self._mla, self._kernels
         normed = kernels.rms_norm(x, self._norm, self._config.rms_norm_eps)
-        latent, rope, q = self._down(normed).split((mla.kv_rank, mla.rope_dim, self._q_size), 1)
+        latent, rope, q = self._down(normed).split_with_sizes(
+            (mla.kv_rank, mla.rope_dim, self._q_size), 1
+        )
         if self._q_norm is not None:
             q = kernels.rms_norm(q.contiguous(), self._q_norm, NORM_EPS)
         index = None
@@ -120,7 +123,9 @@ class LatentAttention:
     def _rotate(self, queries: Tensor, rope: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries [T, H, kv rank + rope dim] in the latent's space, and rotated keys [T, rope]."""
         mla, heads = self._mla, self._config.num_heads
-        nope, turned = queries.view(len(queries), heads, -1).split((mla.nope_dim, mla.rope_dim), 2)
+        nope, turned = queries.view(len(queries), heads, -1).split_with_sizes(
+            (mla.nope_dim, mla.rope_dim), 2
+        )
         both = torch.cat((turned, rope.unsqueeze(1)), 1)
         self._kernels.rope(both, cos_sin)
         return torch.cat((self._absorb(nope), both[:, :heads]), 2), both[:, heads]
