@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from kernels.latent import LatentKernels
 from kernels.whole_rounds import WholeRounds
 
 
@@ -182,6 +183,8 @@ class Kernels:
     combine: Callable[[Tensor, Tensor], Tensor]
     """(outputs [T, k, N], weights [T, k] float32) -> [T, N]: weighted sum over k, in float32 and in
     the order of the columns."""
+    latent: LatentKernels | None = None
+    """Attention over latent vectors (MLA). None: the set does not serve such models."""
     uses_kept_rows: bool = False
     """Decode attention reads `AttentionGroup.kept` where it is given."""
     whole_rounds: Callable[[], WholeRounds] | None = None

@@ -5,7 +5,8 @@
 Writes smollm2_golden.json (greedy float32 tokens of the default model, up to the first step whose
 two best logits are closer than MIN_MARGIN), tiny_llama_golden.json (logits of tiny models) and
 tiny_qwen3_golden.json and tiny_variants_golden.json (logits and greedy tokens of tiny models: with
-and without experts; biases, windows and scaled rotary frequencies).
+and without experts; biases, windows and scaled rotary frequencies), and tiny_deepseek_golden.json
+(the same for DeepSeek's models, whose logits are closer to one another).
 The weights come from our own GGUF reader, whose first three answers were checked against
 transformers' own reader.
 """
@@ -22,10 +23,13 @@ import transformers
 from tokenizers import Tokenizer
 
 from services.engine.compute.loader import load_model
+from tests.doubles.tiny_deepseek import DeepseekShape, write_tiny_deepseek
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 from tests.doubles.tiny_published import PUBLISHED, write_published
 
 MIN_MARGIN = 0.02
+CLOSE_MARGIN = 0.002
+"""Of models whose logits are compared within 1e-4."""
 NEW_TOKENS = 24
 CODE = '''def median(values: list[float]) -> float:
     """The middle of the sorted values."""
@@ -82,6 +86,7 @@ def main() -> None:
         "tiny_qwen3_golden.json": lambda: shapes_golden(QWEN3_SHAPES),
         "tiny_variants_golden.json": lambda: shapes_golden(VARIANT_SHAPES),
         "tiny_published_golden.json": published_golden,
+        "tiny_deepseek_golden.json": deepseek_golden,
         "smollm2_golden.json": lambda: smollm2_golden(args.folder / "smollm2_first_golden.json"),
     }
     for name, make in makers.items():
@@ -125,7 +130,12 @@ def smollm2_golden(first: Path) -> dict:
     return {**versions(), "revision": source.revision, "min_margin": MIN_MARGIN, "items": items}
 
 
-def greedy(model: transformers.LlamaForCausalLM, ids: list[int], eos: tuple[int, ...]) -> tuple:
+def greedy(
+    model: transformers.PreTrainedModel,
+    ids: list[int],
+    eos: tuple[int, ...],
+    least: float = MIN_MARGIN,
+) -> tuple:
     """Tokens and their least margin over the second best."""
     output, margin, past = [], float("inf"), None
     inputs = torch.tensor([ids])
@@ -133,7 +143,7 @@ def greedy(model: transformers.LlamaForCausalLM, ids: list[int], eos: tuple[int,
         result = model(inputs, cache=past, use_cache=True, logits_to_keep=1)
         best = result.logits[0, -1].topk(2)
         gap = (best.values[0] - best.values[1]).item()
-        if gap < MIN_MARGIN:
+        if gap < least:
             break
         margin, past = min(margin, gap), result.cache
         output.append(int(best.indices[0]))
@@ -243,6 +253,43 @@ def folder_golden(name: str, folder: str) -> dict:
         "logits": [[round(v, 5) for v in logits[p].tolist()] for p in kept],
         "items": items,
     }
+
+
+DEEPSEEK_SHAPES = {
+    "v3": DeepseekShape(seed=1),
+    "v3_plain_queries": DeepseekShape(
+        seed=2, q_rank=None, yarn=False, groups=1, top_groups=1, top_k=2, num_shared=2,
+        first_dense=0, num_layers=2, norm_topk_prob=False, draft_layers=1,
+    ),
+    "v32": DeepseekShape(kind="deepseek_v32", seed=3),
+}  # fmt: skip
+DEEPSEEK_KEPT = (0, 1, 63, 127, 128, 149)
+"""Positions whose logits are kept: the first, those around a tile's end, the last."""
+
+
+def deepseek_golden() -> dict:
+    """Logits of some positions of one prompt, and greedy tokens of several, per tiny model."""
+    models = {}
+    for name, shape in DEEPSEEK_SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_tiny_deepseek(Path(folder), shape)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model.set_attn_implementation("eager")
+        prompt = [(5 * index + index * index) % 256 for index in range(150)]
+        logits = model(torch.tensor([prompt])).logits[0]
+        items = []
+        for length in (1, 7, 40, 150):
+            output, margin = greedy(model, prompt[-length:], (), CLOSE_MARGIN)
+            items.append({"prompt_ids": prompt[-length:], "output_ids": output})
+            print(name, length, len(output), f"{margin:.4f}", len(set(output)), flush=True)
+        models[name] = {
+            "shape": asdict(shape),
+            "prompt_ids": prompt,
+            "positions": DEEPSEEK_KEPT,
+            "logits": [[round(v, 6) for v in logits[p].tolist()] for p in DEEPSEEK_KEPT],
+            "items": items,
+        }
+    return {**versions(), "min_margin": CLOSE_MARGIN, "models": models}
 
 
 def versions() -> dict:

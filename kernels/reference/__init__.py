@@ -5,6 +5,7 @@ It is the oracle of the tests; no engine uses it.
 
 from kernels.interface import Kernels
 from kernels.reference.attention import attention, kv_write, sink_attention
+from kernels.reference.latent import LATENT
 from kernels.reference.layers import PlainLinear, gate_mul, rms_norm, rope, silu_mul
 from kernels.reference.moe import combine, route
 from kernels.reference.sample import arg_max, sample
@@ -23,4 +24,5 @@ KERNELS = Kernels(
     pack=PlainLinear,
     route=route,
     combine=combine,
+    latent=LATENT,
 )

@@ -7,6 +7,7 @@ package is `kernels.torch`; `import torch` in its files is the PyTorch library.
 from kernels.interface import Kernels
 from kernels.torch.attention import attention, kv_write
 from kernels.torch.gates import gate_mul
+from kernels.torch.latent import LATENT
 from kernels.torch.layers import rms_norm, rope, silu_mul
 from kernels.torch.linear import pack_linear
 from kernels.torch.moe import combine, route
@@ -27,5 +28,6 @@ KERNELS = Kernels(
     pack=pack_linear,
     route=route,
     combine=combine,
+    latent=LATENT,
     uses_kept_rows=True,
 )

@@ -1,8 +1,8 @@
 """The kernel set `triton`, for CUDA devices.
 
-Prefill attention, attention with sinks, dense products, gates other than SwiGLU, the arg-max and
-expert routing are PyTorch's (cuBLAS, flash attention). The other operations of a decode round are
-Triton kernels, one per file beside this one.
+Prefill attention, attention with sinks or over latents, dense products, gates other than SwiGLU,
+the arg-max and expert routing are PyTorch's (cuBLAS, flash attention). The other operations of a
+decode round are Triton kernels, one per file beside this one.
 """
 
 from kernels.interface import Kernels
@@ -28,4 +28,5 @@ KERNELS = Kernels(
     pack=TORCH.pack,
     route=TORCH.route,
     combine=TORCH.combine,
+    latent=TORCH.latent,
 )

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FAULTS = Path(__file__).resolve().parent / "faults"
 SUBJECTS = (
     *("fencing", "memory", "operations", "protocol", "quotas"),
-    *("resumption", "salts", "sampling", "scheduler", "schemas"),
+    *("models", "resumption", "salts", "sampling", "scheduler", "schemas"),
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.doubles.tiny_deepseek import DeepseekShape, write_tiny_deepseek
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 from tests.doubles.tiny_published import PUBLISHED, write_published
 
@@ -65,8 +66,22 @@ def _published(file: str) -> list[Case]:
     return cases
 
 
+def _deepseek(file: str) -> list[Case]:
+    reference, models = golden_models(file)
+    cases = []
+    for name, golden in models.items():
+        shape = DeepseekShape(**golden["shape"])
+
+        def write(folder: Path, shape: DeepseekShape = shape) -> Path:
+            return write_tiny_deepseek(folder, shape)
+
+        cases.append(Case(f"deepseek_{name}", reference, write, golden))
+    return cases
+
+
 CASES: list[Case] = [
     *_shaped("tiny_qwen3_golden.json"),
     *_shaped("tiny_variants_golden.json"),
     *_published("tiny_published_golden.json"),
+    *_deepseek("tiny_deepseek_golden.json"),
 ]

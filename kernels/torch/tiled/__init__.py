@@ -13,6 +13,7 @@ from kernels.torch.gates import gate_mul
 from kernels.torch.moe import combine, route
 from kernels.torch.sample import arg_max, sample
 from kernels.torch.tiled.attention import attention, sink_attention
+from kernels.torch.tiled.latent import LATENT
 from kernels.torch.tiled.layers import TiledLinear, rms_norm, silu_mul
 
 KERNELS = Kernels(
@@ -29,4 +30,5 @@ KERNELS = Kernels(
     pack=TiledLinear,
     route=route,
     combine=combine,
+    latent=LATENT,
 )

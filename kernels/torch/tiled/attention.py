@@ -67,7 +67,7 @@ def _sequence(
     out: Tensor,
 ) -> None:
     length, heads, dim = q.shape
-    size = _queries(heads)
+    size = queries_per_tile(heads)
     kv_heads = keys.shape[1]
     own = None
     if sinks is not None:  # [G, heads of a group * size, 1], like the rows of a tile
@@ -84,7 +84,7 @@ def _sequence(
         out[low - start : high - start] = done[low - first : high - first]
 
 
-def _queries(heads: int) -> int:
+def queries_per_tile(heads: int) -> int:
     """Positions of a query tile: a power of two, so small that PyTorch splits no call."""
     size = _MAX_QUERIES
     while size > 1 and size * heads * KEYS > SERIAL:

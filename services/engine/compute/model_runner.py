@@ -22,6 +22,7 @@ from services.engine.compute.model_setup import (
     start_experts,
 )
 from services.engine.compute.models import kept_weights
+from services.engine.compute.models.cache_tensors import block_bytes, layout_name
 from services.engine.compute.models.decode_rows import DecodeRows
 from services.engine.compute.models.input_metadata import InputMetadata, PromptRows, build_input
 from services.engine.compute.models.registry import Model, make_model
@@ -100,7 +101,8 @@ class ModelRunner:
         if partition is not None:
             kernels = partition.kernels(kernels)
         self._whole_rounds = kernels.whole_rounds is not None
-        self._uses_rows = kernels.uses_kept_rows and self._device.type == "cpu"
+        keeps_rows = kernels.uses_kept_rows and source.config.mla is None
+        self._uses_rows = keeps_rows and self._device.type == "cpu"
         self._sampler = Sampler(kernels, one_by_one=config.deterministic)
         try:
             with contextlib.ExitStack() as resources:
@@ -164,9 +166,10 @@ class ModelRunner:
     @torch.inference_mode()
     def allocate(self, num_blocks: int) -> None:
         """See Runner."""
-        config = self._config
-        shape = (num_blocks, self._block_size, 2 * config.num_kv_heads, config.head_dim)
-        self._caches = [self._model.cache(shape) for _ in range(config.num_layers)]
+        self._caches = [
+            self._model.cache((num_blocks, self._block_size, *tensor.row), tensor.dtype)
+            for tensor in self._model.cache_tensors
+        ]
         self._rows = DecodeRows(self._caches) if self._uses_rows else None
         if self._experts:
             self._experts.clear_loads()  # the rounds that measured memory do not count
@@ -344,18 +347,16 @@ class ModelRunner:
             threads=0 if self._whole_rounds else torch.get_num_threads(),
         )
         model = source.config
-        dtype = torch.float32 if self._whole_rounds else self._dtype
-        row = 2 * model.num_kv_heads * model.head_dim * dtype.itemsize
-        kind = str(dtype).removeprefix("torch.")
+        tensors = self._model.cache_tensors
         return RunnerInfo(
             model=config.served_name or source.name,
             model_revision=source.revision,
             numerics_id=numerics.numerics_id,
-            kv_layout=f"paged/{model.num_layers}x{2 * model.num_kv_heads}x{model.head_dim}/{kind}",
+            kv_layout=layout_name(tensors),
             vocab_size=model.vocab_size,
             max_model_len=max_positions(config, source.config),
             eos_token_ids=source.eos_token_ids,
-            kv_bytes_per_block=row * config.block_size * model.num_layers,
+            kv_bytes_per_block=block_bytes(tensors, config.block_size),
             weights_bytes=self._model.nbytes + (self._experts.nbytes if self._experts else 0),
             load_s=time.perf_counter() - started,
             experts=self._experts.shape if self._experts else None,

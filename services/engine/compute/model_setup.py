@@ -44,6 +44,10 @@ def choose_kernels(
     Raises:
         ConfigError: no kernel set supports the options; the message names one.
     """
+    if config.dtype == "int8" and model.mla:
+        raise ConfigError(
+            "dtype=int8: not supported for latent attention (MLA); use float32 or bfloat16"
+        )
     name = None
     if config.kernels != "torch" and whole_model and _fits_whole_rounds(config, model):
         sizes = (model.head_dim, config.block_size)

@@ -94,6 +94,45 @@ class MoeConfig:
             raise ModelFileError("no layer has experts: model_type should name a dense model")
 
 
+@dataclass(frozen=True, slots=True)
+class IndexConfig:
+    """The indexer that chooses the positions that a row attends to (DeepSeek-V3.2)."""
+
+    heads: int
+    dim: int
+    """Size of an index head; its leading elements, as many as MlaConfig.rope_dim, are rotated."""
+    top_k: int
+    """Positions that a row attends to, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlaConfig:
+    """Latent attention (DeepSeek-V2): keys and values of all heads from one vector per position."""
+
+    q_rank: int | None
+    """Size of the queries' latent; None for queries projected at once."""
+    kv_rank: int
+    """Size of the latent that the cache keeps."""
+    nope_dim: int
+    """Elements of a query or key head that are not rotated."""
+    rope_dim: int
+    """Those that are; the rotated part of a key is shared by all heads."""
+    value_dim: int
+    scale: float
+    """Multiplies attention scores."""
+    index: IndexConfig | None = None
+
+    def __post_init__(self) -> None:
+        index = self.index
+        if index is not None and self.q_rank is None:
+            raise ModelFileError("q_lora_rank is missing: the indexer reads the queries' latent")
+        if index is not None and index.dim < self.rope_dim:
+            raise ModelFileError(
+                f"index_head_dim is {index.dim}, it must be at least {self.rope_dim} "
+                "(qk_rope_head_dim)"
+            )
+
+
 _COUNTS = (
     "vocab_size",
     "hidden_size",
@@ -145,6 +184,8 @@ class ModelConfig:
     """Positions that a row of a sliding layer attends to, itself included; 0 if none slides."""
     sliding_layers: tuple[int, ...] = ()
     """Indices of the layers with the sliding window, ascending."""
+    mla: MlaConfig | None = None
+    """Latent attention; `head_dim` is then the rotated part of a head."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

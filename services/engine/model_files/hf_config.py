@@ -7,6 +7,7 @@ from typing import Any
 
 from services.engine.contract.model_config import ModelConfig, ModelFileError
 from services.engine.model_files.file_errors import naming_file
+from services.engine.model_files.hf_deepseek import DEEPSEEK, deepseek_config
 from services.engine.model_files.hf_experts import read_experts
 from services.engine.model_files.hf_rope import (
     max_position,
@@ -26,6 +27,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "glm4_moe": "glm4_moe",
     "gpt_oss": "gpt_oss",
     "gemma3_text": "gemma3",
+    **{name: name for name in DEEPSEEK},
 }
 """`ModelConfig.architecture` by `model_type`."""
 _WITHOUT_BIAS_KEYS = ("mistral", "qwen2", "mixtral", "phi3")
@@ -65,7 +67,7 @@ def folder_config(folder: Path) -> ModelConfig:
     _check_supported(raw, path, kind)
     keys = Keys(raw, str(path))
     with naming_file(path):
-        return _config(keys, kind)
+        return deepseek_config(keys, kind) if kind in DEEPSEEK else _config(keys, kind)
 
 
 def _check_supported(raw: Mapping[str, Any], path: Path, kind: str) -> None:

@@ -120,6 +120,22 @@ def rope_scaling(keys: Keys, kind: str, rotated: int) -> RopeScaling | None:
     raise ModelFileError(f"{rope.where}: rope_type {type_!r} is not supported: {why}")
 
 
+def score_scale(keys: Keys, kind: str) -> float:
+    """What latent attention multiplies its scores by beside 1 / sqrt(head size).
+
+    The square of `0.1 mscale_all_dim ln(factor) + 1`; 1 without scaling or without the key. As in
+    DeepSeek's published code.
+
+    Args:
+        kind: the architecture.
+    """
+    rope = _rope(keys, kind)
+    weight = rope.number("mscale_all_dim", 0.0)
+    if _kind(rope, kind) == "default" or not weight:
+        return 1.0
+    return _log_scale(_factor(rope), weight) ** 2
+
+
 def max_position(keys: Keys, kind: str) -> int:
     """Positions that a sequence may reach: the file's number, or the scaled one if it is larger.
 

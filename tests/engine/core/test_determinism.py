@@ -24,6 +24,7 @@ from services.engine.core.llm_engine import LLMEngine
 from services.engine.grammar.structured_output import SOMatcherBuilder
 from services.engine.grammar.wire import Setup
 from services.engine.model_files import load_text_assets
+from tests.doubles.tiny_deepseek import DeepseekShape, write_tiny_deepseek
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 # The first constraint waits for a process that loads xgrammar.
@@ -302,6 +303,38 @@ def test_one_answer_in_every_cell(
     cells: DeterminismCells, cell: Cell, sampling: str, constraint: str
 ) -> None:
     _check_one_answer(cells, cell, sampling, constraint)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("deepseek_v3", marks=pytest.mark.verify), "deepseek_v32"],
+)
+def latent_cells(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeterminismCells]:
+    """Latent attention, in V3.2 to 20 of the prompt's 72 positions; one layer of experts."""
+    shape = DeepseekShape(
+        kind=request.param, num_layers=2, num_experts=4, groups=2, top_groups=1, top_k=2
+    )
+    folder = write_tiny_deepseek(tmp_path_factory.mktemp("latent") / "m", shape)
+    made = DeterminismCells(str(folder), letters=60, most=160)
+    yield made
+    made.close()
+
+
+def test_latent_attention_gives_one_answer_where_everything_happens(
+    latent_cells: DeterminismCells,
+) -> None:
+    _check_one_answer(latent_cells, Cell(*[True] * 5), "seeded", "plain")
+    assert len(set(latent_cells.reference("seeded", "plain").tokens)) > 8
+
+
+@pytest.mark.verify
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("cell", _cells(), ids=str)
+def test_latent_attention_gives_one_answer_in_every_cell(
+    latent_cells: DeterminismCells, cell: Cell, sampling: str
+) -> None:
+    _check_one_answer(latent_cells, cell, sampling, "plain")
 
 
 def test_the_answers_differ_from_one_another(cells: DeterminismCells) -> None:

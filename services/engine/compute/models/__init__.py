@@ -7,6 +7,8 @@ registry.py                        makes a model from its weights, layer by laye
 fused.py                           a dense decoder whose whole round is one compiled job
 kept_weights.py                    packed weights that a start leaves for the next ones
 attention.py, mlp.py, moe.py       the parts of a layer; rope.py: angles
+latent_attention.py, indexer.py    attention of DeepSeek's layers
+cache_tensors.py                   which tensors the KV cache consists of
 input_metadata.py, decode_rows.py  a round's rows: positions, slots, groups that attend together
 weights.py, expert_weights.py      named tensors, checked and packed; rows.py: embedding tables
 """

@@ -32,6 +32,18 @@ class GroupedQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Attention over one latent vector per position (MLA), with names of the published files.
+
+    Sizes, and whether there is an indexer, are in `ModelConfig.mla`.
+    """
+
+    norm: str = "input_layernorm"
+    part: str = "self_attn"
+    """What the names of its tensors begin with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
     """A gated feed-forward network: down(f(gate) * up)."""
 
@@ -89,7 +101,7 @@ class Experts:
 class Architecture:
     """A decoder: what its layers are made of."""
 
-    attention: GroupedQuery = GroupedQuery()
+    attention: GroupedQuery | Latent = GroupedQuery()
     dense: Dense = Dense()
     """The feed-forward network of layers without experts."""
     experts: Experts | None = None

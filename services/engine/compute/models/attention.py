@@ -1,5 +1,7 @@
 """Grouped-query attention of one layer over paged keys and values, as declared."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -74,13 +76,16 @@ class Attention:
         rows = (self._norm, *self._head_norms, *(row for row in optional if row is not None))
         return sum(row.nbytes for row in rows) + self._qkv.nbytes + self._output.nbytes
 
-    def add_to(self, x: Tensor, cos_sin: Tensor, data: InputMetadata, cache: Tensor) -> None:
+    def add_to(
+        self, x: Tensor, cos_sin: Tensor, data: InputMetadata, caches: Sequence[Tensor]
+    ) -> None:
         """x [T, hidden] += attention of all rows; their keys and values are written.
 
         Args:
             cos_sin: [T, D / 2, 2].
-            cache: [blocks, block size, 2 G, D].
+            caches: one, [blocks, block size, 2 G, D].
         """
+        (cache,) = caches
         config, kernels = self._config, self._kernels
         normed = kernels.rms_norm(x, self._norm, config.rms_norm_eps)
         qkv = add_bias(self._qkv(normed), self._qkv_bias).view(x.shape[0], -1, config.head_dim)

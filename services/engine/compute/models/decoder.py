@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
-from services.engine.compute.models.architecture import Architecture
+from services.engine.compute.models.architecture import Architecture, Latent
 from services.engine.compute.models.attention import Attention
+from services.engine.compute.models.cache_tensors import CacheTensor, keys_and_values, latents
 from services.engine.compute.models.input_metadata import InputMetadata
+from services.engine.compute.models.latent_attention import LatentAttention
 from services.engine.compute.models.mlp import Mlp
 from services.engine.compute.models.moe import MoeBlock, RunExperts
 from services.engine.compute.models.rope import cos_sin_table
@@ -32,9 +34,27 @@ class FeedForward(Protocol):
         """x [T, hidden] += output for the normed rows [T, hidden]."""
 
 
+class Mixer(Protocol):
+    """The first half of a layer: what mixes the positions of a sequence."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the packed weights, in bytes."""
+
+    def add_to(
+        self, x: Tensor, cos_sin: Tensor, data: InputMetadata, caches: Sequence[Tensor]
+    ) -> None:
+        """x [T, hidden] += attention of all rows; what the cache keeps of them is written.
+
+        Args:
+            cos_sin: [T, rotated pairs, 2].
+            caches: the layer's tensors of the cache.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    attention: Attention
+    attention: Mixer
     sliding: bool
     norm: Tensor
     feed_forward: FeedForward
@@ -94,6 +114,13 @@ class Decoder:
             total += layer.attention.nbytes + layer.norm.nbytes + layer.feed_forward.nbytes
         return total
 
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """See Model."""
+        if self.config.mla is not None:
+            return latents(self.config, self.config.mla, self._dtype)
+        return keys_and_values(self.config, self._dtype)
+
     def forward(self, data: InputMetadata, caches: Sequence[Tensor]) -> Tensor:
         """See Model."""
         x = self._embedding(data.token_ids)
@@ -103,15 +130,17 @@ class Decoder:
         cos_sin = windowed = self._cos_sin.index_select(0, data.positions)
         if self._window_cos_sin is not self._cos_sin:
             windowed = self._window_cos_sin.index_select(0, data.positions)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            layer.attention.add_to(x, windowed if layer.sliding else cos_sin, data, cache)
+        each = len(caches) // len(self._layers)
+        for index, layer in enumerate(self._layers):
+            own = caches[index * each : (index + 1) * each]
+            layer.attention.add_to(x, windowed if layer.sliding else cos_sin, data, own)
             normed = self._kernels.rms_norm(x, layer.norm, self.config.rms_norm_eps)
             layer.feed_forward.add_to(x, normed)
         return x
 
-    def cache(self, shape: tuple[int, ...]) -> Tensor:
+    def cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See Model."""
-        return self._cos_sin.new_zeros(shape, dtype=self._dtype)
+        return self._cos_sin.new_zeros(shape, dtype=dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model."""
@@ -126,13 +155,16 @@ class Decoder:
             f"{name}.weight", self.config.hidden_size, offset=self._made_of.norm_offset
         )
 
-    def _attention(self, reader: WeightReader, index: int, at: str) -> Attention:
+    def _attention(self, reader: WeightReader, index: int, at: str) -> Mixer:
+        made_of = self._made_of.attention
+        if isinstance(made_of, Latent):
+            return LatentAttention(self.config, self._kernels, reader, at, made_of)
         return Attention(
             self.config,
             self._kernels,
             reader,
             at,
-            self._made_of.attention,
+            made_of,
             sliding=index in self.config.sliding_layers,
             norm_offset=self._made_of.norm_offset,
         )

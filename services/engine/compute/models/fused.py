@@ -19,6 +19,7 @@ from kernels.whole_rounds import (
     WholeRounds,
 )
 from services.engine.compute.models.attention import joined_projection, paired_norm
+from services.engine.compute.models.cache_tensors import CacheTensor, keys_and_values
 from services.engine.compute.models.expert_weights import expert_names
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.kept_weights import KeptWeights
@@ -116,8 +117,13 @@ class FusedDecoder:
         """See Model."""
         return self._program.logits(hidden)
 
-    def cache(self, shape: tuple[int, ...]) -> Tensor:
-        """See Model."""
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """See Model; the order of the values within a tensor is the program's."""
+        return keys_and_values(self.config, torch.float32)
+
+    def cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Model; the program chooses the memory, in its one number format."""
         return self._rounds.cache(shape)
 
     def close(self) -> None:

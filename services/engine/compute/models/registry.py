@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.interface import Kernels
 from services.engine.compute.models.architecture import PLAIN, Architecture, Experts
 from services.engine.compute.models.architectures import ARCHITECTURES
+from services.engine.compute.models.cache_tensors import CacheTensor
 from services.engine.compute.models.decoder import Decoder
 from services.engine.compute.models.fused import CountRows, FusedDecoder
 from services.engine.compute.models.input_metadata import InputMetadata
@@ -29,11 +30,15 @@ class Model(Protocol):
     def nbytes(self) -> int:
         """Memory of the packed weights in bytes, without those that `experts` holds."""
 
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """The tensors of the KV cache, in the order in which `forward` takes them."""
+
     def forward(self, data: InputMetadata, caches: Sequence[Tensor]) -> Tensor:
-        """Compute all rows of a round and write their keys and values.
+        """Compute all rows of a round and write what the cache keeps of them.
 
         Args:
-            caches: one per layer, made by `cache`.
+            caches: one per tensor of `cache_tensors`, made by `cache`.
 
         Returns:
             [T, hidden], before the last norm.
@@ -42,8 +47,8 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocabulary] float32, of rows [rows, hidden] that `forward` returned."""
 
-    def cache(self, shape: tuple[int, ...]) -> Tensor:
-        """Zeros [blocks, block size, 2 G, D] for one layer's keys and values."""
+    def cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros [blocks, block size, *row] for one tensor of the cache, on the model's device."""
 
     def close(self) -> None:
         """End the model's threads, if it has any; idempotent."""
@@ -90,6 +95,7 @@ def make_model(
 
     Raises:
         ModelFileError: a tensor is missing, left over or of the wrong shape.
+        UnsupportedError: the kernel set does not serve the model.
     """
     if kernels.whole_rounds is not None:
         return FusedDecoder(

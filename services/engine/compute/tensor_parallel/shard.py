@@ -124,6 +124,11 @@ _SERVED = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def _check(config: ModelConfig, size: int) -> None:
+    if config.mla is not None:
+        raise ConfigError(
+            f"tensor_parallel={size}: not supported for {config.architecture} (latent attention); "
+            "its experts are split by expert_parallel instead"
+        )
     if config.moe is not None:
         raise ConfigError(
             f"tensor_parallel={size}: a model with experts is split by expert_parallel instead"

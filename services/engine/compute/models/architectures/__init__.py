@@ -5,6 +5,7 @@ qwen3_moe.py  Qwen3 with experts
 mixtral.py    Mixtral: Mistral with experts under names of its own
 phi3.py       Phi 3 and 4: joined projections
 glm4_moe.py   GLM 4.5 and 4.6: sigmoid routing, a shared expert
+deepseek.py   DeepSeek-V3 and V3.2: GLM's experts behind latent attention
 gpt_oss.py    gpt-oss: attention sinks, experts with biases and a clamped gate
 gemma3.py     Gemma 3: norms after each half of a layer, GELU
 """
@@ -12,6 +13,7 @@ gemma3.py     Gemma 3: norms after each half of a layer, GELU
 from collections.abc import Mapping
 
 from services.engine.compute.models.architecture import Architecture
+from services.engine.compute.models.architectures.deepseek import DEEPSEEK
 from services.engine.compute.models.architectures.gemma3 import GEMMA3
 from services.engine.compute.models.architectures.glm4_moe import GLM4_MOE
 from services.engine.compute.models.architectures.gpt_oss import GPT_OSS
@@ -31,5 +33,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4_moe": GLM4_MOE,
     "gpt_oss": GPT_OSS,
     "gemma3": GEMMA3,
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v32": DEEPSEEK,
 }
 """By `ModelConfig.architecture`."""
