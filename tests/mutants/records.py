@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAULTS = Path(__file__).resolve().parent / "faults"
 SUBJECTS = (
-    *("fencing", "memory", "operations", "protocol", "quotas"),
+    *("fencing", "formats", "memory", "operations", "protocol", "quotas"),
     *("resumption", "salts", "sampling", "scheduler", "schemas"),
 )
 
