@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAULTS = Path(__file__).resolve().parent / "faults"
 SUBJECTS = (
-    *("fencing", "memory", "operations", "protocol", "quotas"),
-    *("models", "resumption", "salts", "sampling", "scheduler", "schemas"),
+    *("experts", "fencing", "formats", "memory", "models", "operations", "protocol", "quotas"),
+    *("resumption", "salts", "sampling", "scheduler", "schemas"),
 )
 
 

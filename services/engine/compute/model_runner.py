@@ -109,7 +109,8 @@ class ModelRunner:
                 self._experts = self._start_experts(config, source, kernels, resources)
                 kept = keep and self._whole_rounds
                 if kept:
-                    self._kept = kept_weights.path_of(source.revision, source.config, kernels.name)
+                    made_of = f"{source.revision} {source.quantisation}"
+                    self._kept = kept_weights.path_of(made_of, source.config, kernels.name)
                 self._model = self._load(config, source, kernels, resources)
                 self._resources = resources.pop_all()
         except UnsupportedError as error:

@@ -13,7 +13,6 @@ from services.engine.compute.models.registry import runs_whole_rounds
 from services.engine.compute.numerics import TORCH_DTYPES
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.model_config import ModelConfig
-from services.engine.model_files.known_models import find_model
 
 
 def find_device(config: EngineConfig) -> torch.device:
@@ -103,11 +102,6 @@ def start_experts(
         if config.expert_parallel > 1 or config.redundant_experts:
             raise ConfigError("expert_parallel, redundant_experts: the model has no experts")
         return None
-    if config.expert_parallel > 1 and find_model(config.model).path.is_file():
-        raise ConfigError(
-            f"expert_parallel={config.expert_parallel}: more than one rank needs a model folder "
-            "with safetensors, not a GGUF file"
-        )
     if config.expert_parallel > 1 and device.type != "cpu":
         raise ConfigError(
             f"expert_parallel={config.expert_parallel}: more than one rank needs device=cpu, "

@@ -79,12 +79,6 @@ def _check_supported(raw: Mapping[str, Any], path: Path, kind: str) -> None:
     for key, value in _FIXED.get(kind, {}).items():
         if raw.get(key) not in (None, value):
             raise ModelFileError(f"{path}: {key} {raw[key]!r} is not supported, only {value!r}")
-    if quantised := raw.get("quantization_config"):
-        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else quantised
-        raise ModelFileError(
-            f"{path}: quantization_config ({method}) is not supported: use the original folder "
-            "(dtype=int8 quantises it at load) or a GGUF file"
-        )
 
 
 def _config(keys: Keys, kind: str) -> ModelConfig:

@@ -51,11 +51,9 @@ class ExpertBank:
         self._rank = rank
         self.placement = placement
         self._slots = rank_experts(placement, shape, rank)
-        self._experts = {
-            (layer, expert): self._pack(layer, expert)
-            for layer, row in enumerate(self._slots)
-            for expert in set(row)
-        }
+        held = {(layer, expert) for layer, row in enumerate(self._slots) for expert in row}
+        weights.skip_others(held)
+        self._experts = {key: self._pack(*key) for key in sorted(held)}
         self._next: ExpertPlacement | None = None
         self._missing: list[tuple[int, int]] = []
         self._prepared: dict[tuple[int, int], _Expert] = {}

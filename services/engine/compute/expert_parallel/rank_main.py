@@ -16,16 +16,15 @@ from services.engine.compute.expert_parallel.commands import (
     RunRound,
 )
 from services.engine.compute.expert_parallel.experts import Experts
-from services.engine.compute.loader.safetensors_folder import map_tensors, weight_files
-from services.engine.compute.models.expert_weights import ExpertWeights, is_expert_name
+from services.engine.compute.loader import load_model
+from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.models.weights import StoredWeights
 from services.engine.compute.numerics import TORCH_DTYPES, use_threads
 from services.engine.compute.ranks.answers import Joined, Loaded, LoadFailed
 from services.engine.compute.ranks.channel import Channel
 from services.engine.compute.ranks.groups import GlooGroup
 from services.engine.compute.ranks.process import run_rank
 from services.engine.contract.model_config import ModelFileError
-from services.engine.model_files.hf_config import folder_config
-from services.engine.model_files.known_models import find_model
 
 
 @torch.inference_mode()
@@ -63,10 +62,12 @@ def serve(channel: Channel[Command]) -> None:
 def _load(command: Join) -> ExpertBank:
     config = command.config
     use_threads(config)
-    folder = find_model(config.model).path
-    tensors = map_tensors(weight_files(folder), is_expert_name)
+    source = load_model(config.model, digest=False)
     device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
-    weights = ExpertWeights.find(folder_config(folder), tensors, dtype, device)
+    weights = ExpertWeights.find(source.config, source.weights, dtype, device)
+    if isinstance(source.weights, StoredWeights):
+        experts = {name for layer in weights.names for names in layer for name in names}
+        source.weights.skip(name for name in source.weights if name not in experts)
     name = dispatch.choose("cpu", dtype=config.dtype, deterministic=config.deterministic)
     kernels = dispatch.load(name)
     return ExpertBank(weights, kernels, command.shape, command.rank, command.placement)

@@ -7,24 +7,27 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from services.engine.compute.loader.gguf_weights import ROPE_FACTORS, GgufWeights, decode_tensor
-from services.engine.compute.loader.source import ModelSource, file_digest
+from services.engine.compute.loader.source import NOT_DIGESTED, ModelSource, file_digest
 from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.gguf_config import gguf_config
 from services.engine.model_files.gguf_header import GgufHeader, read_header
 from services.engine.model_files.gguf_text import eos_ids, text_assets
 
 
-def load_gguf(path: Path, name: str) -> ModelSource:
+def load_gguf(path: Path, name: str, *, digest: bool = True) -> ModelSource:
     """Load the model of a GGUF file.
+
+    Args:
+        digest: whether to read the whole file for the revision.
 
     Raises:
         ModelFileError: an architecture that is not served, or a tensor that cannot be decoded.
     """
     with naming_file(path):
-        return _load(path, name)
+        return _load(path, name, digest=digest)
 
 
-def _load(path: Path, name: str) -> ModelSource:
+def _load(path: Path, name: str, *, digest: bool) -> ModelSource:
     header = read_header(path)
     config = gguf_config(header, path, _rope_factors(path, header))
     weights = GgufWeights(path, header, config)
@@ -36,7 +39,7 @@ def _load(path: Path, name: str) -> ModelSource:
         weights=weights,
         read_text=partial(text_assets, header.metadata),
         eos_token_ids=eos_ids(header.metadata),
-        revision=file_digest([path]),
+        revision=file_digest([path], name) if digest else NOT_DIGESTED,
         quantisation="+".join(quantised) or "none",
     )
 

@@ -1,6 +1,7 @@
 """The tensors of a GGUF file under Hugging Face's names, decoded one at a time."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from services.engine.compute.loader.progress import ReadTensors
 from services.engine.compute.models.expert_weights import expert_names
 from services.engine.compute.models.rows import ByteRows, DenseRows, Rows
 from services.engine.compute.models.weights import StoredWeights
 from services.engine.contract.model_config import ModelConfig, ModelFileError
+from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.gguf_header import GgufHeader, TensorInfo
 
 LAYER_NAMES = {
@@ -57,9 +60,11 @@ class GgufWeights(StoredWeights):
         """Find the model's tensor for each tensor of the file.
 
         Raises:
-            ModelFileError: a tensor has no counterpart, or its format is not supported.
+            ModelFileError: a tensor has no counterpart, its format is not supported, or the file
+                ends within it.
         """
         self._data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        self._path = path
         self._heads: dict[str, int] = {}
         # There GGUF stores norms around 1, not around 0 as the model's own files do.
         self._norm_offset = 1.0 if config.architecture == "gemma3" else 0.0
@@ -69,15 +74,37 @@ class GgufWeights(StoredWeights):
             if name == ROPE_FACTORS:
                 continue
             check_format(name, info)
+            raw_bytes(self._data, name, info)
             self._infos |= _counterparts(name, info, layer_names)
         if config.architecture == "llama":  # Only there does GGUF reorder rotary pairs.
             self._heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+        sizes = {name: stored_bytes(info) for name, info in self._infos.items()}
+        self._reads = ReadTensors(path.name, sizes)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = decode_tensor(self._data, name, self._infos[name])
+        return self.part(name, 0, 1)
+
+    def part(self, name: str, index: int, count: int) -> torch.Tensor:
+        """See StoredWeights; no other part is read."""
+        info = self._infos[name]
+        if len(info.shape) < 2:
+            whole = self._decoded(name, info)
+            return whole if count == 1 else whole.chunk(count)[index]
+        size = -(-info.shape[0] // count)
+        rows = max(0, min(size, info.shape[0] - index * size))
+        row_bytes = stored_bytes(replace(info, shape=info.shape[1:]))
+        shape, offset = (rows, *info.shape[1:]), info.offset + index * size * row_bytes
+        return self._decoded(name, replace(info, shape=shape, offset=offset), count)
+
+    def _decoded(self, name: str, info: TensorInfo, count: int = 1) -> torch.Tensor:
+        """Decode a tensor, or a range of rows that is one of `count` parts of it."""
+        self._reads.count(name)
+        with naming_file(self._path):
+            tensor = decode_tensor(self._data, name, info)
         part = name.split(".")[-2]
         if part in self._heads:
-            return _unpermute(tensor.view(len(tensor), -1), self._heads[part]).view(tensor.shape)
+            heads = self._heads[part] // count
+            return _unpermute(tensor.view(len(tensor), -1), heads).view(tensor.shape)
         if self._norm_offset and part.endswith("norm"):
             return tensor.sub_(self._norm_offset)
         return tensor
@@ -94,6 +121,14 @@ class GgufWeights(StoredWeights):
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without decoding it."""
         return self._infos[name].shape
+
+    def skip(self, names: Iterable[str]) -> None:
+        """See StoredWeights."""
+        self._reads.skip(names)
+
+    def where(self, name: str) -> Path | None:
+        """See StoredWeights."""
+        return self._path if name in self._infos else None
 
     def rows(self, name: str, dtype: torch.dtype) -> Rows:
         """See StoredWeights; Q8_0 tables keep the file's blocks."""
@@ -137,6 +172,12 @@ def check_format(name: str, info: TensorInfo) -> None:
         ) from None
 
 
+def stored_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor in the file."""
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.ggml_type)]
+    return math.prod(info.shape) // block * block_bytes
+
+
 def raw_bytes(data: NDArray[np.uint8], name: str, info: TensorInfo) -> NDArray[np.uint8]:
     """The bytes of a tensor.
 
@@ -146,8 +187,7 @@ def raw_bytes(data: NDArray[np.uint8], name: str, info: TensorInfo) -> NDArray[n
     Raises:
         ModelFileError: the file ends within the tensor.
     """
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.ggml_type)]
-    size = int(np.prod(info.shape)) // block * block_bytes
+    size = stored_bytes(info)
     raw = data[info.offset : info.offset + size]
     if raw.size != size:
         raise ModelFileError(f"the file ends within tensor {name!r}: download it again")
@@ -171,6 +211,10 @@ def decode_tensor(data: NDArray[np.uint8], name: str, info: TensorInfo) -> torch
         return numbers.float().view(info.shape)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     values = dequantize(raw.reshape(-1, info.shape[-1] // block * block_bytes), kind)
+    if not np.isfinite(values).all():
+        raise ModelFileError(
+            f"tensor {name!r}: a scale is not a finite number: download the file again"
+        )
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32).reshape(info.shape))
 
 
@@ -194,9 +238,8 @@ def _counterparts(
 
 
 def _experts(layer: int, part: int, info: TensorInfo) -> Mapping[str, TensorInfo]:
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.ggml_type)]
     shape = info.shape[1:]
-    size = int(np.prod(shape)) // block * block_bytes
+    size = stored_bytes(replace(info, shape=shape))
     return {
         expert_names(layer, expert)[part]: replace(
             info, shape=shape, offset=info.offset + expert * size

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.text.assets import TextAssets
+from services.engine.compute.loader.progress import LoadProgress
 from services.engine.contract.model_config import ModelConfig
 
 if TYPE_CHECKING:
     import torch
 
 READ_BYTES = 1 << 22
+NOT_DIGESTED = "not digested"
+"""`ModelSource.revision` of a source whose files were not read for it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class ModelSource:
     revision: str
     """ "sha256:" and the digest of the weight files, in the order of their names."""
     quantisation: str
-    """Number formats of quantized weights, e.g. "Q4_1+Q8_0"; "none" if all are floats."""
+    """Number formats of quantized weights, and how they are decoded, e.g. "Q4_1+Q8_0" or
+    "fp8-128x128"; "none" if all are floats."""
 
     @cached_property
     def text(self) -> TextAssets:
@@ -45,12 +49,18 @@ class ModelSource:
         return self.read_text()
 
 
-def file_digest(paths: Sequence[Path]) -> str:
-    """SHA-256 digest of the concatenated contents of files, with the prefix "sha256:"."""
+def file_digest(paths: Sequence[Path], name: str) -> str:
+    """SHA-256 digest of the concatenated contents of files, with the prefix "sha256:".
+
+    Args:
+        name: the model, for progress lines.
+    """
     hasher = hashlib.sha256()
+    progress = LoadProgress(f"checksum of {name}", sum(path.stat().st_size for path in paths))
     for path in paths:
         for chunk in _chunks(path):
             hasher.update(chunk)
+            progress.add(len(chunk))
     return f"sha256:{hasher.hexdigest()}"
 
 

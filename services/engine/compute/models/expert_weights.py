@@ -1,6 +1,6 @@
-"""The stored tensors of experts, mapped from their file until they are read."""
+"""The stored tensors of experts, which stay in their file until they are read."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.interface import Gate
 from services.engine.compute.models.architecture import SWIGLU, ExpertNames, StackedExperts
 from services.engine.compute.models.architectures import ARCHITECTURES
-from services.engine.compute.models.weights import checked
+from services.engine.compute.models.weights import StoredWeights, check_shape, first_part
 from services.engine.contract.model_config import ModelConfig, ModelFileError
 
 
@@ -53,13 +53,14 @@ class ExpertWeights:
     experts. So no rank has to send weights to another one while it computes.
     """
 
-    tensors: tuple[tuple[tuple[Tensor, ...], ...], ...]
+    weights: Mapping[str, Tensor]
+    names: tuple[tuple[tuple[str, ...], ...], ...]
     """[layers with experts][experts]: gate [F, hidden], up [F, hidden], down [hidden, F]; or what
-    StackedExperts names, one expert's part of each: [hidden, 2 F], [2 F], [F, hidden], [hidden]."""
-    dtype: torch.dtype
-    device: torch.device
+    StackedExperts names: [E, hidden, 2 F], [E, 2 F], [E, F, hidden], [E, hidden], E experts."""
     hidden_size: int
     """Columns of the rows that experts read and write."""
+    dtype: torch.dtype
+    device: torch.device
     gate: Gate = SWIGLU
 
     @classmethod
@@ -78,21 +79,35 @@ class ExpertWeights:
         moe, made_of = config.moe, ARCHITECTURES[config.architecture].experts
         if moe is None or made_of is None:
             raise ModelFileError("the model is dense: its configuration has no experts")
-        tensors = tuple(
+        names = tuple(
             _named(weights, config, made_of.experts, layer)
             if isinstance(made_of.experts, ExpertNames)
             else _stacked(weights, config, made_of.experts, layer)
             for layer in moe.layers
         )
-        return cls(tensors, dtype, device, config.hidden_size, made_of.gate)
+        return cls(weights, names, config.hidden_size, dtype, device, made_of.gate)
+
+    def skip_others(self, held: Collection[tuple[int, int]]) -> None:
+        """Leave the experts that are not among `held` (layer, expert) out of the progress."""
+        if isinstance(self.weights, StoredWeights):
+            for layer, row in enumerate(self.names):
+                others = (names for expert, names in enumerate(row) if (layer, expert) not in held)
+                self.weights.skip(name for names in others if len(names) == 3 for name in names)
 
     def read(self, layer: int, expert: int) -> ExpertTensors:
-        """The weights of an expert; `layer` counts the layers with experts."""
-        stored = self.tensors[layer][expert]
-        if len(stored) == 3:
-            gate, up, down = stored
+        """The weights of an expert; `layer` counts the layers with experts.
+
+        Raises:
+            ModelFileError: a stored value cannot be decoded.
+        """
+        names = self.names[layer][expert]
+        if len(names) == 3:
+            gate, up, down = (self.weights[name] for name in names)
             return ExpertTensors(self._ready(torch.cat((gate, up))), self._ready(down))
-        gate_up, gate_up_bias, down, down_bias = stored
+        count = len(self.names[layer])
+        gate_up, gate_up_bias, down, down_bias = (
+            first_part(self.weights, name, expert, count)[0] for name in names
+        )
         return ExpertTensors(
             self._ready(_apart(gate_up.T)),
             self._ready(down.T.contiguous()),
@@ -111,30 +126,27 @@ def is_expert_name(name: str) -> bool:
 
 def _named(
     weights: Mapping[str, Tensor], config: ModelConfig, names: ExpertNames, layer: int
-) -> tuple[tuple[Tensor, ...], ...]:
+) -> tuple[tuple[str, ...], ...]:
     assert config.moe is not None
     hidden, size = config.hidden_size, config.moe.intermediate_size
     shapes = ((size, hidden), (size, hidden), (hidden, size))
-    return tuple(
-        tuple(
-            checked(weights, name, *shape)
-            for name, shape in zip(expert_names(layer, expert, names), shapes, strict=True)
-        )
-        for expert in range(config.moe.num_experts)
-    )
+    found = tuple(expert_names(layer, expert, names) for expert in range(config.moe.num_experts))
+    for of_expert in found:
+        for name, shape in zip(of_expert, shapes, strict=True):
+            check_shape(weights, name, shape)
+    return found
 
 
 def _stacked(
     weights: Mapping[str, Tensor], config: ModelConfig, names: StackedExperts, layer: int
-) -> tuple[tuple[Tensor, ...], ...]:
+) -> tuple[tuple[str, ...], ...]:
     assert config.moe is not None
     count, size, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
     shapes = ((hidden, 2 * size), (2 * size,), (size, hidden), (hidden,))
-    stacks = [
-        checked(weights, name, count, *shape)
-        for name, shape in zip(stored_names(names, layer, count), shapes, strict=True)
-    ]
-    return tuple(tuple(stack[expert] for stack in stacks) for expert in range(count))
+    stacks = stored_names(names, layer, count)
+    for name, shape in zip(stacks, shapes, strict=True):
+        check_shape(weights, name, (count, *shape))
+    return (stacks,) * count
 
 
 def _apart(rows: Tensor) -> Tensor:

@@ -168,7 +168,7 @@ def path_of(revision: str, config: ModelConfig, kernels: str) -> Path | None:
     with contextlib.suppress(ImportError):
         digest.update(version("gguf").encode())
     for place in _SOURCES:
-        for source in sorted(place.glob("*.py")):
+        for source in sorted(place.rglob("*.py")):
             digest.update(source.read_bytes())
     return folder / f"{digest.hexdigest()[:32]}.weights"
 

@@ -2,7 +2,8 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,6 +31,29 @@ class StoredWeights(Mapping[str, Tensor]):
         Raises:
             KeyError: there is no such tensor.
         """
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, which is not decoded for it.
+
+        Raises:
+            KeyError: there is no such tensor.
+        """
+
+    def part(self, name: str, index: int, count: int) -> Tensor:
+        """One of `count` equal parts of the tensor along its first dimension.
+
+        Raises:
+            KeyError: there is no such tensor.
+        """
+        return self[name].chunk(count)[index]
+
+    def skip(self, names: Iterable[str]) -> None:
+        """Leave tensors out of the progress: this process does not read them at the start."""
+
+    def where(self, name: str) -> Path | None:
+        """The file of a tensor, for messages; None if it is not known."""
+        return None
 
 
 class WeightReader:
@@ -85,8 +109,8 @@ class WeightReader:
             return DenseRows(self(name, *shape))
         if self._device.type != "cpu":
             return DenseRows(self(name, *shape))
+        check_shape(weights, name, shape)
         found = weights.rows(name, self._dtype)
-        check_shape(name, found.shape, shape)
         self._unread.discard(name)
         return found
 
@@ -110,7 +134,7 @@ class WeightReader:
         """
         left = [name for name in self._unread if not name.endswith("rotary_emb.inv_freq")]
         if left:
-            names = ", ".join(sorted(left)[:5])
+            names = ", ".join(_named(self._weights, name) for name in sorted(left)[:5])
             raise ModelFileError(
                 f"{len(left)} tensors do not belong to this architecture: {names}; check the "
                 "architecture that the configuration names"
@@ -140,20 +164,45 @@ def checked(weights: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
     Raises:
         ModelFileError: the tensor is missing or does not have this shape.
     """
-    tensor = weights.get(name)
-    if tensor is None:
-        raise ModelFileError(f"tensor {name!r} is missing from the model's files")
-    check_shape(name, tuple(tensor.shape), shape)
-    return tensor
+    check_shape(weights, name, shape)
+    return weights[name]
 
 
-def check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Check a tensor's shape against the one that the configuration implies.
+def check_shape(weights: Mapping[str, Tensor], name: str, wanted: tuple[int, ...]) -> None:
+    """Check a tensor's shape against the one that the configuration implies; reads no tensor.
 
     Raises:
-        ModelFileError: they differ.
+        ModelFileError: they differ, or the tensor is missing.
     """
+    if name not in weights:
+        raise ModelFileError(f"tensor {name!r} is missing from the model's files")
+    found = stored_shape(weights, name)
     if found != wanted:
         raise ModelFileError(
-            f"tensor {name!r} has shape {found}, but the configuration implies {wanted}"
+            f"tensor {_named(weights, name)} has shape {found}, but the configuration implies "
+            f"{wanted}"
         )
+
+
+def stored_shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
+    """Shape of a tensor, which is not decoded for it.
+
+    Raises:
+        KeyError: there is no such tensor.
+    """
+    if isinstance(weights, StoredWeights):
+        return weights.shape(name)
+    return tuple(weights[name].shape)
+
+
+def first_part(weights: Mapping[str, Tensor], name: str, index: int, count: int) -> Tensor:
+    """One of `count` equal parts of a tensor along its first dimension; see StoredWeights.part."""
+    if isinstance(weights, StoredWeights):
+        return weights.part(name, index, count)
+    return weights[name].chunk(count)[index]
+
+
+def _named(weights: Mapping[str, Tensor], name: str) -> str:
+    """The tensor's name, and its file if that is known."""
+    where = weights.where(name) if isinstance(weights, StoredWeights) else None
+    return f"{name!r} of {where}" if where else repr(name)

@@ -7,6 +7,7 @@ commands until rank 0 closes the channel.
 import torch
 
 from services.common.config.settings import ConfigError
+from services.engine.compute.loader import load_model
 from services.engine.compute.model_runner import ModelRunner
 from services.engine.compute.ranks.answers import Joined, Loaded, LoadFailed
 from services.engine.compute.ranks.channel import Channel
@@ -37,7 +38,8 @@ def serve(channel: Channel[Command]) -> None:
     size = join.config.tensor_parallel
     shard = Shard(join.rank, size)
     try:
-        runner = ModelRunner(join.config, partition=shard)
+        source = load_model(join.config.model, digest=False)
+        runner = ModelRunner(join.config, source, partition=shard)
     except (ModelFileError, ConfigError) as error:
         channel.send(LoadFailed(message=str(error)))
         return

@@ -7,6 +7,7 @@ norms and head are on every rank; only rank 0 uses the head.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from kernels.interface import Kernels, Linear
 from services.common.config.settings import ConfigError
 from services.engine.compute.loader import ModelSource
 from services.engine.compute.models.rows import DenseRows, Rows
-from services.engine.compute.models.weights import StoredWeights
+from services.engine.compute.models.weights import StoredWeights, first_part, stored_shape
 from services.engine.compute.ranks.groups import Group, LoneGroup
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.model_config import ModelConfig
@@ -63,12 +64,15 @@ class _Slices(StoredWeights):
         self._size = size
 
     def __getitem__(self, name: str) -> Tensor:
+        if _is_by_output(name):
+            return first_part(self._whole, name, self._rank, self._size)
         tensor = self._whole[name]
-        if name.split(".")[-2] in _BY_OUTPUT:
-            return tensor.chunk(self._size, 0)[self._rank]
         if name.endswith(_BY_INPUT):
             return tensor.chunk(self._size, 1)[self._rank].contiguous()
         return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._whole  # Mapping's own would decode the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._whole)
@@ -76,10 +80,25 @@ class _Slices(StoredWeights):
     def __len__(self) -> int:
         return len(self._whole)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = stored_shape(self._whole, name)
+        if _is_by_output(name):
+            return shape[0] // self._size, *shape[1:]
+        if name.endswith(_BY_INPUT):
+            return shape[0], shape[1] // self._size
+        return shape
+
+    def where(self, name: str) -> Path | None:
+        return self._whole.where(name) if isinstance(self._whole, StoredWeights) else None
+
     def rows(self, name: str, dtype: torch.dtype) -> Rows:
         if isinstance(self._whole, StoredWeights):
             return self._whole.rows(name, dtype)
         return DenseRows(self._whole[name].to(dtype))
+
+
+def _is_by_output(name: str) -> bool:
+    return name.split(".")[-2] in _BY_OUTPUT
 
 
 class _Summed:

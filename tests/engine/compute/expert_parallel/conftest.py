@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from kernels import dispatch
 from services.engine.compute.expert_parallel.bank import ExpertBank
 from services.engine.compute.expert_parallel.experts import Experts
-from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.models.expert_weights import ExpertWeights, expert_names
 from services.engine.compute.ranks.groups import LoneGroup
 from services.engine.contract.expert_placement import first_placement
 from services.engine.contract.runner import ExpertPlacement, ExpertShape
@@ -40,7 +40,8 @@ class RandomExperts:
         for row in range(len(x)):
             for expert, weight in zip(ids[row].tolist(), weights[row], strict=True):
                 if expert >= 0:
-                    gate, up, down = self.weights.tensors[layer][expert]
+                    names = self.weights.names[layer][expert]
+                    gate, up, down = (self.weights.weights[name] for name in names)
                     out[row] += weight * (down @ (silu(gate @ x[row]) * (up @ x[row])))
         return out
 
@@ -54,8 +55,17 @@ def random_experts() -> RandomExperts:
         gate, up = (torch.randn(MIDDLE, HIDDEN, generator=draw) for _ in range(2))
         return gate, up, torch.randn(HIDDEN, MIDDLE, generator=draw)
 
-    tensors = tuple(tuple(one() for _ in range(NUM_EXPERTS)) for _ in range(NUM_LAYERS))
-    return RandomExperts(ExpertWeights(tensors, torch.float32, torch.device("cpu"), HIDDEN))
+    names = tuple(
+        tuple(expert_names(layer, expert) for expert in range(NUM_EXPERTS))
+        for layer in range(NUM_LAYERS)
+    )
+    tensors = {
+        name: tensor
+        for layer in names
+        for expert in layer
+        for name, tensor in zip(expert, one(), strict=True)
+    }
+    return RandomExperts(ExpertWeights(tensors, names, HIDDEN, torch.float32, torch.device("cpu")))
 
 
 @pytest.fixture(scope="session")

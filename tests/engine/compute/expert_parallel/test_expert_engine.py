@@ -16,6 +16,7 @@ from services.engine.contract.messages import AddRequest, ApplyPlacement, CoreRe
 from services.engine.contract.runner import ExpertPlacement
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.offline.llm import LLM
+from tests.doubles.tiny_gguf import write_gguf
 
 # Every rank imports torch: seconds on a free machine.
 pytestmark = pytest.mark.timeout(240)
@@ -76,8 +77,8 @@ def _run(llm: LLM, tokens: int, each_step: Callable[[int], None] = lambda _: Non
 def open_llm(tiny_moe: Path) -> Iterator[Callable[..., LLM]]:
     opened: list[LLM] = []
 
-    def make(**fields) -> LLM:
-        opened.append(LLM(str(tiny_moe), **{**FIELDS, **fields}))
+    def make(model: Path = tiny_moe, **fields) -> LLM:
+        opened.append(LLM(str(model), **{**FIELDS, **fields}))
         return opened[-1]
 
     yield make
@@ -112,9 +113,11 @@ def test_nothing_changes_before_during_and_after_reloads(
     assert _run(llm, 40) == want
 
 
-def test_two_ranks_say_what_one_says(open_llm: Callable) -> None:
+def test_two_ranks_with_a_gguf_file_say_what_one_with_the_folder_says(
+    open_llm: Callable, tiny_moe: Path, tmp_path: Path
+) -> None:
     want = _run(open_llm(), 24)
-    two = open_llm(expert_parallel=2)
+    two = open_llm(write_gguf(tiny_moe, tmp_path / "m.gguf"), expert_parallel=2)
     assert _run(two, 24) == want
     assert two.engine.info.experts.num_ranks == 2
 

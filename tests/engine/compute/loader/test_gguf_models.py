@@ -14,13 +14,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from services.engine.compute.loader import load_model
 from services.engine.compute.loader.gguf_weights import check_format, decode_tensor
-from services.engine.compute.model_runner import ModelRunner
 from services.engine.compute.models.rows import ByteRows
-from services.engine.contract.config import EngineConfig
 from services.engine.contract.model_config import FactorsRope, LinearRope, ModelFileError, YarnRope
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.model_files.gguf_header import TensorInfo
 from services.engine.offline.llm import LLM
+from tests.doubles.k_quants import decode_block
 from tests.doubles.tiny_gguf import write_gguf
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 from tests.marks import needs_vnni
@@ -110,11 +109,17 @@ def test_k_formats_are_decoded_as_their_blocks_say(kind: str) -> None:
     for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0, 2)):
         raw[:, at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
     got = decode_tensor(raw.reshape(-1), "x", TensorInfo((3, 2 * block), stored.value, 0))
-    assert got.shape == (3, 2 * block)
-    assert torch.isfinite(got).all()
+    wanted = [value for each in raw for value in decode_block(kind, each)]
+    assert torch.equal(got, torch.tensor(wanted, dtype=torch.float32).view(3, 2 * block))
     assert len(got.unique()) > 40
-    first = decode_tensor(raw[:1].reshape(-1), "x", TensorInfo((1, block), stored.value, 0))
-    assert torch.equal(got[0, :block], first[0])
+
+
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+    stored = GGMLQuantizationType.Q8_0
+    raw = np.zeros((2, 34), np.uint8)
+    raw[1, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+    with pytest.raises(ModelFileError, match=r"tensor 'x': a scale is not a finite number"):
+        decode_tensor(raw.reshape(-1), "x", TensorInfo((2, 32), stored.value, 0))
 
 
 @pytest.mark.parametrize(
@@ -238,5 +243,7 @@ def _without_rope(config: Any, scaling: Any) -> Any:
 def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
     path = write_gguf(write_tiny_model(tmp_path / "m"), tmp_path / "x.gguf")
     path.write_bytes(path.read_bytes()[:-4000])
-    with pytest.raises(ModelFileError, match="the file ends within tensor"):
-        ModelRunner(EngineConfig(model=str(path), threads=1))
+    with pytest.raises(
+        ModelFileError, match=r"x\.gguf: the file ends within tensor 'blk.1.attn_q.weight'"
+    ):
+        load_model(str(path))

@@ -85,7 +85,7 @@ def test_text_assets_need_no_torch(tmp_path: Path) -> None:
         ({"num_attention_heads": 0}, "not a multiple of num_attention_heads 0"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method 'aqlm' is not supported"),
         ({"num_key_value_heads": 4}, "must be a multiple of num_kv_heads"),
         ({"vocab_size": 300}, "shape"),
         ({"num_hidden_layers": 1}, "do not belong to this architecture"),
