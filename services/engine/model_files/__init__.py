@@ -8,6 +8,7 @@ gguf_*.py         GGUF files: header, configuration, tokenizer
 spm_*.py          SentencePiece tokenizers
 hf_*.py           Hugging Face folders: configuration (experts, rotary embeddings, windows),
                   tokenizer, chat template
+deepseek_v4.py    config.json of DeepSeek V4, which has keys of its own
 template_check.py   refuses a chat template that cannot be compiled
 json_keys.py, file_errors.py   checked access to keys; errors name the file
 """

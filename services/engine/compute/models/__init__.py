@@ -8,5 +8,6 @@ fused.py                           a dense decoder whose whole round is one comp
 kept_weights.py                    packed weights that a start leaves for the next ones
 attention.py, mlp.py, moe.py       the parts of a layer; rope.py: angles
 input_metadata.py, decode_rows.py  a round's rows: positions, slots, groups that attend together
+v4_modules/                        DeepSeek V4; not in the registry yet
 weights.py, expert_weights.py      named tensors, checked and packed; rows.py: embedding tables
 """
