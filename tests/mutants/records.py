@@ -12,7 +12,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAULTS = Path(__file__).resolve().parent / "faults"
 SUBJECTS = (
-    *("experts", "fencing", "formats", "memory", "models", "operations", "protocol", "quotas"),
+    *(
+        "deepseek_v4",
+        "experts",
+        "fencing",
+        "formats",
+        "memory",
+        "models",
+        "operations",
+        "protocol",
+        "quotas",
+    ),
     *("resumption", "salts", "sampling", "scheduler", "schemas"),
 )
 

@@ -9,6 +9,7 @@ spm_*.py          SentencePiece tokenizers
 hf_*.py           Hugging Face folders: configuration (experts, rotary embeddings, windows),
                   tokenizer, chat template
 quantisation.py, compressed_tensors.py   how a folder's weights are quantised
+deepseek_v4.py    config.json of DeepSeek V4, which has keys of its own
 template_check.py   refuses a chat template that cannot be compiled
 json_keys.py, file_errors.py   checked access to keys; errors name the file
 """

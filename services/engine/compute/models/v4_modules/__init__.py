@@ -1,0 +1,15 @@
+"""DeepSeek V4 (DeepSeek-AI 2026), built on torch's operators and a kernel set's products.
+
+model.py               embedding, layers, head; start here
+attention.py           a layer's attention: window, compressed entries, sinks, grouped output
+compressor.py          makes one entry of several positions
+indexer.py             chooses the entries that a row attends to
+hyper_connections.py   several residual streams, and how a sublayer reads and writes them
+experts.py             routed and shared experts with bounds before SwiGLU
+rotary.py              rotation of the trailing elements of a head, and its inverse
+memory.py              what is kept of a request: its history by block, its state by slot; sizes
+round_plan.py          where the rows of a round read and write in that memory
+fixed_order.py         sums and functions whose result for a row does not depend on other rows
+
+The modules are not in registry.py yet: the engine's memory holds no state per request.
+"""

@@ -1,0 +1,218 @@
+"""Where the rows of one round read and write, for all layers of one ratio.
+
+The rows of several requests follow one another. A row reads rows of earlier rounds from its
+request's ring, where position p is at p mod the ring's length, and rows of this round directly.
+Both are joined to one pool per layer, in which all indices of this module count.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.engine.contract.deepseek_v4 import DeepseekV4Config, V4Layer
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """One request's part in a round."""
+
+    start: int
+    """Positions computed in earlier rounds."""
+    token_ids: tuple[int, ...]
+    state_slot: int
+    """Slot of the request's state."""
+    block_table: tuple[int, ...]
+    """Blocks of its history, for all positions up to the end of this round."""
+
+    @property
+    def end(self) -> int:
+        """Positions computed after this round."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlan:
+    """How the rows of a ring [slots, length, ...] and those of the round make one pool."""
+
+    past_slots: Tensor
+    """[requests * reach] int64: slots of the rows of earlier rounds, by request."""
+    past_places: Tensor
+    """[requests * reach] int64: their places in the ring, oldest first."""
+    rows: Tensor
+    """[kept] int64: rows of the round that the ring keeps."""
+    slots: Tensor
+    """[kept] int64: their slots."""
+    places: Tensor
+    """[kept] int64: their places in the ring."""
+
+    def join(self, ring: Tensor, rows: Tensor) -> Tensor:
+        """The pool [requests * reach + T, ...] of the ring's rows and this round's [T, ...]."""
+        past = ring[self.past_slots, self.past_places]
+        return torch.cat((past.to(rows.dtype), rows))
+
+    def keep(self, ring: Tensor, rows: Tensor) -> None:
+        """Write this round's last rows to the ring; later than `join` of the same layer."""
+        ring[self.slots, self.places] = rows[self.rows].to(ring.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPlan:
+    """The compressed entries that a round completes, and those that its rows may attend to."""
+
+    ring: RingPlan
+    index: Tensor
+    """[E, span] int64: the rows of the pool that make each entry, oldest first."""
+    missing: Tensor
+    """[E, span] bool: the position is before the first one."""
+    positions: Tensor
+    """[E] int64: first position of each entry's own window; the entry is rotated by it."""
+    slots: Tensor
+    """[E] int64: where the entries go, counted over all blocks."""
+    tables: Tensor
+    """[requests, entries] int64: slot of each entry of each request, padded with 0."""
+    visible: tuple[int, ...]
+    """Per row of the round: entries that it may attend to, which are the first ones."""
+    phases: Tensor
+    """[T] int64: position of each row within its window."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """The rows of one round; T rows."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    positions: Tensor
+    """[T] int64."""
+    requests: Tensor
+    """[T] int64: the request of each row, counted from 0."""
+    ring: RingPlan
+    """Of the latest positions' keys."""
+    window: Tensor
+    """[T, window] int64: rows of the pool that a row attends to, oldest first. Positions before the
+    first one show the row itself, and are not attended to."""
+    seen: tuple[int, ...]
+    """Per row: positions of the window that exist; the last ones of its line."""
+    entries: dict[int, EntryPlan]
+    """By the ratio of the layers."""
+
+
+def plan_round(
+    config: DeepseekV4Config,
+    requests: Sequence[RequestRows],
+    *,
+    block_size: int,
+    drafts: int = 0,
+) -> RoundPlan:
+    """Lay out one round.
+
+    Args:
+        block_size: positions of a history block; a multiple or a divisor of each ratio.
+        drafts: positions that may be rejected after a round and computed again.
+    """
+    lines = _Lines(requests)
+    seen = tuple(min(int(p) + 1, config.window) for p in lines.positions.tolist())
+    ratios = {layer.ratio: layer for layer in config.layers if layer.ratio}
+    tokens = [token for request in requests for token in request.token_ids]
+    return RoundPlan(
+        token_ids=torch.tensor(tokens),
+        positions=lines.positions,
+        requests=lines.requests,
+        ring=_ring(lines, config.window - 1, ring_length(config.window, drafts)),
+        window=lines.pool_rows(lines.requests, lines.positions, config.window)[0],
+        seen=seen,
+        entries={
+            ratio: _entries(lines, layer, block_size, drafts) for ratio, layer in ratios.items()
+        },
+    )
+
+
+def ring_length(span: int, drafts: int) -> int:
+    """Rows of a ring of which a round reads the last `span - 1`.
+
+    Up to `drafts` positions that a round wrote may be rejected. They must not have taken the place
+    of rows that the next round reads.
+    """
+    return span + drafts
+
+
+def entries_per_block(ratio: int, block_size: int) -> int:
+    """Entries that a history block holds; an entry is in the block of its last position.
+
+    Raises:
+        ValueError: neither number divides the other.
+    """
+    if block_size % ratio and ratio % block_size:
+        raise ValueError(
+            f"block_size is {block_size}, it must be a multiple or a divisor of the model's "
+            f"ratio {ratio}"
+        )
+    return max(1, block_size // ratio)
+
+
+class _Lines:
+    """The requests of a round as tensors with one line each, and what both pools share."""
+
+    def __init__(self, requests: Sequence[RequestRows]) -> None:
+        counts = torch.tensor([len(request.token_ids) for request in requests])
+        self.all = requests
+        self.starts = torch.tensor([request.start for request in requests])
+        self.first_rows = counts.cumsum(0) - counts
+        self.requests = torch.arange(len(requests)).repeat_interleave(counts)
+        rows = torch.arange(len(self.requests))
+        self.positions = rows - (self.first_rows - self.starts)[self.requests]
+
+    def pool_rows(self, requests: Tensor, ends: Tensor, span: int) -> tuple[Tensor, Tensor]:
+        """Rows [N, span] of a pool for the positions up to `ends` [N] of `requests` [N].
+
+        Returns:
+            The rows, and which positions are before the first one: those show the end instead.
+        """
+        reach = span - 1
+        wanted = ends.unsqueeze(1) + torch.arange(-reach, 1)
+        missing = wanted < 0
+        wanted = torch.where(missing, ends.unsqueeze(1), wanted)
+        line = requests.unsqueeze(1)
+        since = wanted - self.starts[line]
+        fresh = len(self.all) * reach + self.first_rows[line] + since
+        return torch.where(since >= 0, fresh, (line + 1) * reach + since), missing
+
+
+def _ring(lines: _Lines, reach: int, length: int) -> RingPlan:
+    slots = torch.tensor([request.state_slot for request in lines.all])
+    before = lines.starts.unsqueeze(1) + torch.arange(-reach, 0)
+    ends = torch.tensor([request.end for request in lines.all])
+    kept = (lines.positions >= ends[lines.requests] - length).nonzero().flatten()
+    return RingPlan(
+        past_slots=slots.repeat_interleave(reach),
+        past_places=before.remainder(length).flatten(),
+        rows=kept,
+        slots=slots[lines.requests[kept]],
+        places=lines.positions[kept].remainder(length),
+    )
+
+
+def _entries(lines: _Lines, layer: V4Layer, block_size: int, drafts: int) -> EntryPlan:
+    ratio, span = layer.ratio, layer.span
+    per_block = entries_per_block(ratio, block_size)
+    last = ((lines.positions + 1) % ratio == 0).nonzero().flatten()
+    ends, requests = lines.positions[last], lines.requests[last]
+    index, missing = lines.pool_rows(requests, ends, span)
+    width = max(request.end // ratio for request in lines.all)
+    tables = torch.zeros(len(lines.all), max(width, 1), dtype=torch.long)
+    for line, request in enumerate(lines.all):
+        for entry in range(request.end // ratio):
+            block = request.block_table[((entry + 1) * ratio - 1) // block_size]
+            tables[line, entry] = block * per_block + entry % per_block
+    return EntryPlan(
+        ring=_ring(lines, span - 1, ring_length(span, drafts)),
+        index=index,
+        missing=missing,
+        positions=ends + 1 - ratio,
+        slots=tables[requests, ends // ratio],
+        tables=tables,
+        visible=tuple((int(p) + 1) // ratio for p in lines.positions.tolist()),
+        phases=lines.positions % ratio,
+    )
