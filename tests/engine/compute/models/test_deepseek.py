@@ -189,6 +189,30 @@ def _edit(folder: Path, edit: dict) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | edit))
 
 
+def test_published_fp8_weights_are_those_that_their_scales_give(
+    drive: Callable, tmp_path: Path
+) -> None:
+    """Blocks of 128 x 128 with `weight_scale_inv`; routers, norms, embedding and head are not."""
+    shape = DeepseekShape(num_layers=2, draft_layers=1)
+    plain = write_tiny_deepseek(tmp_path / "plain", shape)
+    stored = write_tiny_deepseek(tmp_path / "fp8", shape)
+    weights, decoded = load_file(plain / "model.safetensors"), {}
+    for name, weight in list(weights.items()):
+        decoded[name] = weight
+        if weight.dim() == 2 and not name.endswith(("gate.weight", "tokens.weight", "head.weight")):
+            scale = weight.abs().max() / 448
+            small = (weight / scale).to(torch.float8_e4m3fn)
+            weights |= {name: small, f"{name}_scale_inv": scale.view(1, 1)}
+            decoded[name] = small.float() * scale
+    save_file(weights, stored / "model.safetensors")
+    save_file(decoded, plain / "model.safetensors")
+    _edit(stored, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})
+    prompt = GOLDEN["v3"]["prompt_ids"][:9]
+    first, second = (drive(folder, num_blocks=8) for folder in (plain, stored))
+    want = _forward(first, [(0, prompt)], first.table(9))[0]
+    assert torch.equal(_forward(second, [(0, prompt)], second.table(9))[0], want)
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("small")
