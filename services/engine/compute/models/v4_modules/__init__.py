@@ -11,5 +11,5 @@ memory.py              what is kept of a request: its history by block, its stat
 round_plan.py          where the rows of a round read and write in that memory
 fixed_order.py         sums and functions whose result for a row does not depend on other rows
 
-The modules are not in registry.py yet: the engine's memory holds no state per request.
+The registry of architectures does not name them yet: no engine holds state per request for them.
 """
