@@ -7,6 +7,7 @@ generate.py        one prompt; chat.py: a conversation; gateway_client.py: their
 status.py          the processes and engines of a fleet; table.py: text tables
 trace.py           where a request spent its time; waterfall.py: the drawing
 placement/         expert placement      models/   revisions and aliases
+tiny_model.py      writes a small model with random weights
 etcd_action.py     what these two share
 supervisor/        starts and watches the processes of a local fleet
 """

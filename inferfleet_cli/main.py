@@ -6,10 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inferfleet import __version__
-from inferfleet_cli import chat, demo, down, generate, models, placement, status, trace, up
+from inferfleet_cli import (
+    chat,
+    demo,
+    down,
+    generate,
+    models,
+    placement,
+    status,
+    tiny_model,
+    trace,
+    up,
+)
 from inferfleet_cli.errors import CliError
 
-COMMANDS = (up, down, status, generate, chat, trace, models, placement, demo)
+COMMANDS = (up, down, status, generate, chat, trace, models, placement, demo, tiny_model)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from inferfleet_cli.errors import CliError
 from inferfleet_cli.supervisor import state_dir
 from inferfleet_cli.supervisor.options import DRAIN_GRACE_S, REPOSITORY, Options, threads_per_engine
 from inferfleet_cli.supervisor.other_process import wait_ended
+from inferfleet_cli.tiny_model import PREFIX, tiny_model_in
 
 if TYPE_CHECKING:
     from inferfleet_cli.supervisor.fleet import Fleet
@@ -21,6 +22,7 @@ EXAMPLES = """\
 examples:
   inferfleet up                                  two engines with the small default model
   inferfleet up --engines 1 --dtype bfloat16 --model ~/models/Qwen3-0.6B
+  inferfleet up --model tiny:qwen3-moe           random weights, written at once
   inferfleet up --set engine.max_num_seqs=8 --set balancer.policy=round_robin
   inferfleet up --gateways 2 --balancers 2 --redis redis://cache:6379/0 --etcd etcd:2379
   inferfleet up --detach && inferfleet status && inferfleet down
@@ -84,8 +86,8 @@ def add_fleet_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="",
-        metavar="PATH|NAME",
-        help="a folder, a .gguf file or a known model name",
+        metavar="PATH|NAME|tiny:ARCH",
+        help="a folder, a .gguf file, a known model name, or tiny:ARCH for random weights",
     )
     parser.add_argument(
         "--dtype", default="float32", help="float32 (default), bfloat16, float16 or int8"
@@ -138,11 +140,10 @@ def options_of(args: argparse.Namespace) -> Options:
             raise CliError(f"{flag}: must be between 0 and 65535, got {port}", status=2)
     if not 0 <= args.grace <= 3600:
         raise CliError(f"--grace: must be between 0 and 3600, got {args.grace:g}", status=2)
-    path = Path(args.model).expanduser()
     options = Options(
         state_dir=args.state_dir,
         engines=args.engines,
-        model=str(path.absolute()) if args.model and path.exists() else args.model,
+        model=_model_of(args.model, args.state_dir),
         dtype=args.dtype,
         port=args.port,
         http_port=args.http_port,
@@ -158,6 +159,14 @@ def options_of(args: argparse.Namespace) -> Options:
 
     preflight.check(options, REPOSITORY)
     return options
+
+
+def _model_of(model: str, state_dir: Path) -> str:
+    """The option `model` of the engines: a path as they find it, or a known name."""
+    if model.startswith(PREFIX):
+        return tiny_model_in(state_dir, model)
+    path = Path(model).expanduser()
+    return str(path.absolute()) if model and path.exists() else model
 
 
 def run(args: argparse.Namespace) -> int:

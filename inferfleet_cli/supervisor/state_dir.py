@@ -6,6 +6,7 @@ fleet.token       the secret that the fleet's services show to each other; mode 
 stores.password   of the Redis and etcd that the fleet starts; mode 0600
 logs/ ready/      a log and a ready file per service
 redis/ etcd/      data of the stores; emptied at each start
+tiny/             models with random weights, of `--model tiny:NAME`
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from inferfleet_cli.errors import CliError
 DEFAULT = Path(".inferfleet")
 
 _OWN = {"supervisor.lock", "fleet.json", "fleet.token", "stores.password"}
-_OWN |= {"logs", "ready", "redis", "etcd"}
+_OWN |= {"logs", "ready", "redis", "etcd", "tiny"}
 
 
 class StateDir:
@@ -32,6 +33,7 @@ class StateDir:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.logs = self.root / "logs"
+        self.tiny_models = self.root / "tiny"
         self.token_file = self.root / "fleet.token"
         self.store_password_file = self.root / "stores.password"
         self._record = self.root / "fleet.json"
@@ -108,7 +110,7 @@ class StateDir:
             CliError: another fleet runs here.
         """
         self.claim()
-        for name in ("logs", "ready", "redis", "etcd"):
+        for name in ("logs", "ready", "redis", "etcd", "tiny"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         self.release()
         self._lock_file.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ grammar/       core process and a compiler process: structured output
 compute/       core process and ranks: everything that imports torch
 text/          front process: token ids → text
 model_files/   both processes: configuration, tokenizer and template of a model; no torch
+tiny_models/   the command's process: writes small models with random weights; no torch
 eplb/          front process: expert placement
 contract/      what these folders exchange
 offline/       the caller's process: `LLM`, without gRPC

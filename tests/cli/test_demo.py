@@ -1,5 +1,7 @@
 """`demo`: what it leaves in its state directory, with a stand-in for the fleet."""
 
+from pathlib import Path
+
 import pytest
 
 from inferfleet_cli import demo
@@ -47,3 +49,22 @@ def test_a_failed_run_keeps_its_logs_and_says_where(tmp_path, run_demo, capsys):
     logs = tmp_path / "state" / "demo" / "logs"
     assert capsys.readouterr().err == f"inferfleet: engine-1 ended\nlogs: {logs}\n"
     assert (logs / "engine-1.log").read_text() == "words"
+
+
+def test_a_tiny_model_is_there_for_the_run_and_gone_after(tmp_path, monkeypatch):
+    found = []
+
+    def files(folder):
+        return [path.name for path in Path(folder).iterdir()]
+
+    async def with_fleet(options, _body):
+        found.append((options.model, files(options.model)))
+        return 0
+
+    monkeypatch.setattr(demo, "with_fleet", with_fleet)
+    where = f"--state-dir={tmp_path / 'state'}"
+    assert main(["demo", "--model=tiny:qwen3-moe:bfloat16", where]) == 0
+    ((folder, names),) = found
+    assert Path(folder).name == "tiny-qwen3-moe-bfloat16"
+    assert "model.safetensors" in names
+    assert list(tmp_path.iterdir()) == []

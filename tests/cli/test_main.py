@@ -51,7 +51,7 @@ def test_a_command_that_needs_the_services_says_so(arguments, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda module: module.__name__.split(".")[-1])
 def test_help_needs_no_service(command, tmp_path):
-    name = command.__name__.split(".")[-1]
+    name = command.__name__.split(".")[-1].replace("_", "-")
     done = run_without_services(name, "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: inferfleet {name}")

@@ -1,0 +1,65 @@
+"""What the tool must know of an architecture: its config.json, and its tensors."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+Config = Mapping[str, Any]
+"""The content of config.json."""
+
+
+class Kind(Enum):
+    """What a tensor is, which decides its values and how it is stored."""
+
+    MATRIX = "matrix"
+    """[out, in] of a linear layer; quantised formats quantise it."""
+    PLAIN = "plain"
+    """A matrix that quantised formats leave alone: embeddings, heads, routers."""
+    NORM = "norm"
+    """Near one."""
+    BIAS = "bias"
+
+
+@dataclass(frozen=True, slots=True)
+class TinyTensor:
+    """One tensor as published."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind = Kind.MATRIX
+    float32: bool = False
+    """Stored as float32 in every format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTokens:
+    """The control tokens of a tokenizer, in the order of their ids."""
+
+    begin: str
+    ends: tuple[str, ...]
+    """Tokens that end an answer; the first one ends a sequence."""
+    others: tuple[str, ...] = ()
+
+
+CHAT_TOKENS = ControlTokens(
+    "<|begin_of_text|>", ("<|end_of_text|>", "<|im_end|>"), ("<|im_start|>",)
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One architecture."""
+
+    config: Config
+    """config.json of the tiny model without `vocab_size`, token ids and number formats."""
+    tensors: Callable[[Config], Iterator[TinyTensor]]
+    """The tensors that follow from a whole config.json."""
+    check: Callable[[Config], None] = field(default=lambda config: None)
+    """Raises ValueError, naming the key, if the sizes of a config do not fit one another."""
+    control_tokens: ControlTokens = CHAT_TOKENS
+    chat_template: str = CHAT_TEMPLATE

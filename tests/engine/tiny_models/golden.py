@@ -1,0 +1,71 @@
+"""What transformers makes of the folders that the tool writes; no test needs transformers.
+
+    python -m tests.engine.tiny_models.golden     writes tests/data/tiny_tool_golden.json
+
+Each entry has the digest of the weights, the ids of a chat and of a text, and greedy tokens up to
+the first step whose two best logits are closer than MIN_MARGIN.
+"""
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from services.engine.tiny_models import DECLARATIONS, write_tiny_model
+
+FILE = Path(__file__).parents[2] / "data" / "tiny_tool_golden.json"
+CHAT = [{"role": "user", "content": "What is the capital of France? Zürich?"}]
+TEXT = "Once upon a time there was a small machine, 日本."
+NEW_TOKENS = 32
+MIN_MARGIN = 0.01
+
+
+def digest(folder: Path) -> str:
+    """Of the weights and of everything that turns text into ids."""
+    found = hashlib.sha256()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        found.update((folder / name).read_bytes())
+    return found.hexdigest()
+
+
+def _entry(folder: Path) -> dict[str, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in (rendered, TEXT)]
+    return {
+        "digest": digest(folder),
+        "prompts": prompts,
+        "outputs": [_greedy(model, prompt) for prompt in prompts],
+    }
+
+
+def _greedy(model: Any, prompt: list[int]) -> list[int]:
+    import torch
+
+    ids = list(prompt)
+    with torch.no_grad():
+        while len(ids) < len(prompt) + NEW_TOKENS:
+            best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+            if best.values[0] - best.values[1] < MIN_MARGIN:
+                break
+            ids.append(int(best.indices[0]))
+    return ids[len(prompt) :]
+
+
+def main() -> None:
+    """Write the file."""
+    entries = {}
+    with tempfile.TemporaryDirectory() as root:
+        for name in DECLARATIONS:
+            entries[name] = _entry(write_tiny_model(Path(root) / name, name))
+            print(name, [len(output) for output in entries[name]["outputs"]])
+    FILE.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The folders that `inferfleet tiny-model` writes, against transformers and torch's formats."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from services.engine.contract.sampling_params import SamplingParams
+from services.engine.model_files import load_text_assets
+from services.engine.offline.llm import LLM
+from services.engine.tiny_models import DECLARATIONS, TinyModelError, write_tiny_model
+from services.engine.tiny_models.float8 import bfloat16_bits, e4m3_codes
+from services.engine.tiny_models.formats import Stored
+from services.engine.tiny_models.safetensors_file import write_safetensors
+from services.engine.tiny_models.values import uniform
+from tests.engine.tiny_models import golden
+
+GOLDEN = json.loads(golden.FILE.read_text(encoding="utf-8"))
+
+
+def test_every_architecture_has_expected_tokens() -> None:
+    assert set(GOLDEN) == set(DECLARATIONS)
+    assert all(len(tokens) >= 8 for entry in GOLDEN.values() for tokens in entry["outputs"])
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_a_folder_gives_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+    """The same bytes as when the expected tokens were made, the ids of a text, then the tokens."""
+    entry = GOLDEN[name]
+    folder = write_tiny_model(tmp_path / "model", name)
+    assert golden.digest(folder) == entry["digest"]
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    assert max(token["id"] for token in tokenizer["added_tokens"]) < 512
+    with LLM(str(folder), threads=1, num_blocks=64, block_size=16) as llm:
+        limits = [
+            SamplingParams(temperature=0, max_tokens=len(tokens), ignore_eos=True)
+            for tokens in entry["outputs"]
+        ]
+        (text,) = llm.generate(golden.TEXT, limits[1])
+        assert list(text.prompt_token_ids) == entry["prompts"][1]
+        found = llm.generate(entry["prompts"], limits)
+    assert [list(output.choices[0].token_ids) for output in found] == entry["outputs"]
+
+
+def test_names_sizes_and_ends_of_a_folder(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "m", "qwen3-moe", changes={"mlp_only_layers": [2]})
+    weights = load_file(folder / "model.safetensors")
+    assert weights["model.layers.3.mlp.experts.7.down_proj.weight"].shape == (64, 32)
+    assert weights["model.layers.2.mlp.down_proj.weight"].shape == (64, 160)
+    assert "model.layers.2.mlp.gate.weight" not in weights
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [509, 510]
+    text = load_text_assets(str(folder))
+    assert "<|im_start|>assistant" in text.chat_template
+
+
+def test_values_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    found = [
+        load_file(write_tiny_model(tmp_path / "m", kind, seed=seed) / "model.safetensors")[name]
+        for kind, seed in (("llama", 1), ("qwen3", 1), ("llama", 2))
+    ]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert 0.2 < float(found[0].std()) < 0.24, "U(-3/8, 3/8)"
+
+
+def test_values_are_equal_however_they_are_drawn() -> None:
+    values = uniform((1 << 20) + 5, 7 << 32)
+    assert np.array_equal(values[-5:], uniform((1 << 20) + 9, 7 << 32)[-9:-4])
+    assert len(np.unique(values[:1000])) > 990
+    assert -1 <= values.min() < -0.999 < 0.999 < values.max() < 1
+
+
+def test_bfloat16_and_fp8_hold_the_values_of_float32(tmp_path: Path) -> None:
+    """Against torch's own rounding; the last block of a matrix is narrower than the others."""
+    files = {
+        kind: load_file(
+            write_tiny_model(tmp_path / kind, "qwen3_moe", number_format=kind) / "model.safetensors"
+        )
+        for kind in ("float32", "bfloat16", "fp8")
+    }
+    exact = files["float32"]
+    for name, values in files["bfloat16"].items():
+        assert torch.equal(values, exact[name].to(torch.bfloat16))
+    plain = ("norm.weight", "embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
+    for name, values in exact.items():
+        stored = files["fp8"][name]
+        if name.endswith(plain):
+            assert torch.equal(stored, values.to(torch.bfloat16))
+            continue
+        scale = files["fp8"][f"{name}_scale_inv"]
+        assert scale.shape == (-(-values.shape[0] // 128), -(-values.shape[1] // 128))
+        wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        wide = wide[: values.shape[0], : values.shape[1]]
+        assert torch.equal(stored.float(), (values / wide).to(torch.float8_e4m3fn).float())
+        assert float((stored.float() * wide - values).abs().max()) <= float(wide.max()) * 16.001
+
+
+def test_rounding_of_every_code_and_every_middle() -> None:
+    codes = torch.arange(0, 127, dtype=torch.uint8)
+    values = codes.view(torch.float8_e4m3fn).float()
+    middles = (values[1:] + values[:-1]) / 2
+    every = torch.cat([values, middles, middles * 1.001, middles * 0.999])
+    both = torch.cat([every, -every])
+    expected = both.to(torch.float8_e4m3fn).view(torch.uint8)
+    assert np.array_equal(e4m3_codes(both.numpy()), expected.numpy())
+    assert e4m3_codes(np.float32([1e9, -1e9])).tolist() == [126, 254]
+    halves = torch.tensor([1.0, 1 + 2**-8, 1 + 3 * 2**-8, -3.14159, 65000.0, 1e-30])
+    bits = torch.from_numpy(bfloat16_bits(halves.numpy()).view(np.int16)).view(torch.bfloat16)
+    assert torch.equal(bits, halves.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"architecture": "bert"}, "architecture 'bert' is none of llama, mistral"),
+        ({"number_format": "int3"}, "format 'int3' is none of float32, bfloat16, fp8"),
+        ({"changes": {"hiden_size": 1}}, "no key 'hiden_size' to change, only .*hidden_size"),
+        ({"changes": {"vocab_size": 100}}, "vocab_size 100 is less than the tokenizer's 512"),
+        ({"changes": {"hidden_size": "a"}}, "hidden_size must be a positive integer, got 'a'"),
+        ({"changes": {"num_attention_heads": 3}}, "num_attention_heads 3 is no multiple of .* 2"),
+        ({"changes": {"head_dim": 7}}, "head_dim 7 is odd"),
+        ({"changes": {"num_experts_per_tok": 9}}, "num_experts_per_tok 9 is above num_experts 8"),
+    ],
+    ids=str,
+)
+def test_what_is_invalid_writes_nothing(given: dict, message: str, tmp_path: Path) -> None:
+    arguments = {"architecture": "qwen3_moe", **given}
+    with pytest.raises(TinyModelError, match=message):
+        write_tiny_model(tmp_path / "m", arguments.pop("architecture"), **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("config", [None, "{}", '{"_name_or_path": "meta-llama"}', "["])
+def test_a_folder_of_others_is_not_replaced(config: str | None, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    before = sorted(folder.iterdir())
+    with pytest.raises(TinyModelError, match="was not written by this command"):
+        write_tiny_model(folder, "llama")
+    assert sorted(folder.iterdir()) == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_its_own_folder_is_replaced_whole(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "m", "llama")
+    (folder / "left.safetensors").touch()
+    write_tiny_model(folder, "llama", number_format="bfloat16")
+    assert not (folder / "left.safetensors").exists()
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_data_of_another_size_than_its_entry_is_refused(tmp_path: Path) -> None:
+    entry = Stored("w", "F32", (2, 2))
+    with pytest.raises(ValueError, match="w: 12 bytes of data for 16 in the head"):
+        write_safetensors(tmp_path / "m", [entry], iter([np.zeros(3, np.float32)]))
