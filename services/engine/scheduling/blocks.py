@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from services.common.block_hash import BlockHash
-from services.engine.contract.messages import BlockKind, StoredBlocks
+from services.engine.contract.messages import BlockKind, CacheEvent, StoredBlocks
 from services.engine.scheduling.cache_events import CacheEvents
 
 
@@ -21,14 +21,14 @@ class Blocks:
     def __init__(
         self,
         num_blocks: int,
-        events: CacheEvents,
+        events: CacheEvents | None = None,
         *,
         kind: BlockKind = "history",
         whole_chains: bool = True,
         on_evict: Callable[[BlockHash], None] = lambda block_hash: None,
     ) -> None:
         """Args:
-        events: gets what becomes reusable and what is evicted.
+        events: gets what becomes reusable and what is evicted; None for a log of its own.
         whole_chains: a holder of a block holds the block before it too. Not so for snapshots, and
             for models whose layers all slide: their sequences drop blocks before the window.
         on_evict: called with the content of each evicted block.
@@ -42,7 +42,7 @@ class Blocks:
         self._parent: list[BlockHash | None] = [None] * (num_blocks + 1)
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._by_hash: dict[BlockHash, int] = {}
-        self._events = events
+        self._events = events or CacheEvents()
         self._kind = kind
         self._whole_chains = whole_chains
         self._on_evict = on_evict
@@ -143,6 +143,10 @@ class Blocks:
         self._by_hash.clear()
         self.version += 1
         self._events.cleared()
+
+    def drain_events(self) -> list[CacheEvent]:
+        """What became reusable or was evicted since the last call, in order."""
+        return self._events.drain()
 
     def snapshot(self) -> list[StoredBlocks]:
         """All reusable blocks as chains, parents before children."""

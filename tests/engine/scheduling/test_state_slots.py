@@ -1,4 +1,4 @@
-"""Fixed-size state: a slot with the blocks or neither, snapshots at boundaries, restarts at them."""
+"""Fixed-size state: a slot with the blocks or neither; snapshots, and restarts from them."""
 
 from dataclasses import replace
 
