@@ -10,7 +10,6 @@ import pytest
 from services.engine.compute.simulated_runner import (
     SimulatedModel,
     SimulatedRunner,
-    checksum_of,
     next_token,
 )
 from services.engine.contract.config import EngineConfig
@@ -132,6 +131,8 @@ class Driver:
             self.check(key)
             assert self.releases[key] == 1, f"{key}: {self.releases[key]} final events"
         assert self.engine.load().held_blocks == 0
+        states = self.engine._blocks.states
+        assert states is None or states.slots.num_held == 0, "a slot of state is held"
         assert self.engine.load().running_requests == self.engine.load().waiting_requests == 0
 
 
@@ -153,7 +154,7 @@ def oracle(request: CoreRequest, choice: int, model: SimulatedModel, limit: int)
             return new, "CONTEXT_FULL"
         forbid = tuple(ends) if num_output < params.min_tokens else ()
         row = SamplingRow(params, params.seed, choice, len(history), forbid_token_ids=forbid)
-        new.append(next_token(checksum_of(history), row, model.vocab_size))
+        new.append(next_token(model.checksum(history), row, model.vocab_size))
         history.append(new[-1])
 
 

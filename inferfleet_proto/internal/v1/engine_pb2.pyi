@@ -116,7 +116,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("engine_id", "epoch_ms", "address", "model", "model_revision", "hash_namespace", "numerics_id", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "tokenizer_digest", "dtype", "deterministic", "role", "placement_version", "draining", "eos_token_ids", "tool_parser", "reasoning_parser")
+    __slots__ = ("engine_id", "epoch_ms", "address", "model", "model_revision", "hash_namespace", "numerics_id", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "tokenizer_digest", "dtype", "deterministic", "role", "placement_version", "draining", "eos_token_ids", "tool_parser", "reasoning_parser", "needs_state")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_MS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class EngineInfo(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOOL_PARSER_FIELD_NUMBER: _ClassVar[int]
     REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_STATE_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     epoch_ms: int
     address: str
@@ -159,7 +160,8 @@ class EngineInfo(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     tool_parser: str
     reasoning_parser: str
-    def __init__(self, engine_id: _Optional[str] = ..., epoch_ms: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., hash_namespace: _Optional[bytes] = ..., numerics_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., deterministic: _Optional[bool] = ..., role: _Optional[str] = ..., placement_version: _Optional[int] = ..., draining: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ...) -> None: ...
+    needs_state: bool
+    def __init__(self, engine_id: _Optional[str] = ..., epoch_ms: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., hash_namespace: _Optional[bytes] = ..., numerics_id: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., deterministic: _Optional[bool] = ..., role: _Optional[str] = ..., placement_version: _Optional[int] = ..., draining: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., needs_state: _Optional[bool] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ("digest",)

@@ -64,6 +64,8 @@ class EngineView:
     """Measured prefill rate; 0 before the first measurement."""
     decode_round_s: float = 0.0
     """Measured seconds of one decode round; 0 before the first measurement."""
+    needs_state: bool = False
+    """Whether a prefix is usable only up to a block with a snapshot of fixed-size state."""
 
     @property
     def life(self) -> EngineLife:

@@ -297,6 +297,7 @@ class Member:
             deterministic=info.deterministic,
             hash_namespace=info.hash_namespace,
             block_size=info.block_size,
+            needs_state=info.needs_state,
             max_num_seqs=info.max_num_seqs,
             in_flight=len(self._dispatches),
             occupancy=max(own_slots, max(reported, 0) + unreported + extra_slots),

@@ -41,10 +41,14 @@ class Matches:
     """Prefixes of the requests in flight, which the index may not have yet."""
 
     def matched_tokens(self, engine: EngineView) -> int:
-        """Prompt tokens that this life of the engine holds or is computing."""
+        """Prompt tokens that this life of the engine can reuse, or will have computed.
+
+        For an engine that needs state, those up to a snapshot in the index: what a request in
+        flight computes becomes usable only where the engine takes a snapshot of it.
+        """
         indexed = self.tokens.get(engine.life, 0)
         chain = self.chain_for(engine)
-        if self.holds is None or not chain:
+        if self.holds is None or not chain or engine.needs_state:
             return indexed
         return max(indexed, self.holds.matched(engine.life, chain) * engine.block_size)
 
@@ -103,6 +107,9 @@ class PrefixMatcher:
             parent: trace context of the request.
         """
         kinds = {(engine.hash_namespace, engine.block_size) for engine in engines}
+        stateful = {
+            (engine.hash_namespace, engine.block_size) for engine in engines if engine.needs_state
+        }
         chains = {}
         if request.use_cache:
             chains = {kind: chain for kind in kinds if (chain := _hash_chain(request, *kind))}
@@ -116,19 +123,27 @@ class PrefixMatcher:
             return Matches(False, {}, chains, self.holds)
         self.breaker.began(began)
         answers = await asyncio.gather(
-            *(self._call_index(request, size, chain, parent) for (_, size), chain in chains.items())
+            *(
+                self._call_index(request, kind[1], chain, kind in stateful, parent)
+                for kind, chain in chains.items()
+            )
         )
         tokens = {key: n for answer in answers for key, n in answer.tokens.items()}
         known = all(answer.known for answer in answers)
         return Matches(known, tokens, chains, self.holds)
 
     async def _call_index(
-        self, request: RoutingRequest, block_size: int, chain: bytes, parent: Context
+        self,
+        request: RoutingRequest,
+        block_size: int,
+        chain: bytes,
+        needs_state: bool,
+        parent: Context,
     ) -> Matches:
         assert self._channel is not None
         assert self._peer is not None
         stub: Any = prefix_index_pb2_grpc.PrefixIndexStub(self._channel)
-        lookup = prefix_index_pb2.MatchRequest(block_hashes=chain)
+        lookup = prefix_index_pb2.MatchRequest(block_hashes=chain, needs_state=needs_state)
         began = self._clock()
         attributes = {"inferfleet.request_id": request.request_id}
         with self._tracer.start_as_current_span(

@@ -6,4 +6,5 @@ models/, loader/, sampling/         architectures; reading weights; logits → t
 ranks/, tensor_parallel/, expert_parallel/   several processes for one model
 model_setup.py                      device, kernel set and length, before weights are read
 numerics.py, memory.py              the numerics id; free memory and what a round takes
+state_cache.py                      slots of fixed-size state, as bytes
 """

@@ -56,7 +56,11 @@ def largest_round(
         blocks = -(-count // block_size)
         table = tuple(range(block, block + blocks))
         block += blocks
-        batch.append(SequenceMetadata(seq_id, 0, (0,) * count, None, table, sample=True))
+        batch.append(
+            SequenceMetadata(
+                seq_id, 0, (0,) * count, None, table, sample=True, state_slot=seq_id + 1
+            )
+        )
     return batch, block
 
 

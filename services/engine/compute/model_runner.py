@@ -30,9 +30,10 @@ from services.engine.compute.numerics import TORCH_DTYPES, Numerics, hardware_na
 from services.engine.compute.ranks.partition import Partition
 from services.engine.compute.sampling.sampler import Sampler, token_logprobs
 from services.engine.compute.sampling.sampling_inputs import build_sampling
+from services.engine.compute.state_cache import StateCache, StatefulModel
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.memory_size import parse_size
-from services.engine.contract.model_config import ModelFileError
+from services.engine.contract.model_config import ModelConfig, ModelFileError
 from services.engine.contract.runner import (
     ExpertPlacement,
     PlacementRefusedError,
@@ -85,6 +86,7 @@ class ModelRunner:
         started = time.perf_counter()
         self._caches: list[Tensor] = []
         self._rows: DecodeRows | None = None
+        self._states: StateCache | None = None
         self._device = find_device(config)
         if partition is not None and self._device.type == "cuda":
             self._device = torch.device("cuda", partition.rank)
@@ -155,23 +157,26 @@ class ModelRunner:
             hidden = self.execute_main_model(0, batch, None)
             self.execute_sample(0, hidden, [row] * sum(seq.sample for seq in batch))
 
-        self.allocate(blocks)
+        self.allocate(blocks, len(batch) + 1)
         try:
             peak = peak_bytes(self._device, run_largest)
         finally:
-            self._caches, self._rows = [], None
+            self._caches, self._rows, self._states = [], None, None
         if self._uses_rows:
             peak += DecodeRows.nbytes(self._info.kv_bytes_per_block // self._block_size)
         return peak
 
     @torch.inference_mode()
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Runner."""
         self._caches = [
             self._model.cache((num_blocks, self._block_size, *tensor.row), tensor.dtype)
             for tensor in self._model.cache_tensors
         ]
         self._rows = DecodeRows(self._caches) if self._uses_rows else None
+        if isinstance(self._model, StatefulModel):
+            self._states = StateCache(self._model.state_block, num_states, self._device)
+            self._model.use_states(self._states.slots)
         if self._experts:
             self._experts.clear_loads()  # the rounds that measured memory do not count
 
@@ -243,6 +248,16 @@ class ModelRunner:
         for cache in self._caches:
             cache.index_copy_(0, targets, cache.index_select(0, sources))
 
+    @torch.inference_mode()
+    def clear_states(self, slots: Sequence[int]) -> None:
+        """See Runner."""
+        self._allocated_states().clear(slots)
+
+    @torch.inference_mode()
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See Runner."""
+        self._allocated_states().copy(pairs)
+
     @property
     def placement_version(self) -> int:
         """See Runner."""
@@ -272,7 +287,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """See Runner."""
-        self._caches, self._rows = [], None
+        self._caches, self._rows, self._states = [], None, None
         if self._resources is not None:
             self._resources.close()
 
@@ -324,6 +339,11 @@ class ModelRunner:
             entries += token_logprobs(logits, own.targets[part], own.top)
         return tuple(entries)
 
+    def _allocated_states(self) -> StateCache:
+        if self._states is None:
+            raise RuntimeError(f"model {self._info.model} has no state slots: it declares no state")
+        return self._states
+
     def scrub(self) -> None:
         """Replace values that are not finite in all blocks by 0.
 
@@ -362,4 +382,11 @@ class ModelRunner:
             load_s=time.perf_counter() - started,
             experts=self._experts.shape if self._experts else None,
             bit_identical=config.deterministic or self._whole_rounds,
+            window=_window_of_all_layers(model),
+            state=self._model.state_block if isinstance(self._model, StatefulModel) else None,
         )
+
+
+def _window_of_all_layers(model: ModelConfig) -> int:
+    """Positions that a row attends to at most; 0 if a layer attends to all."""
+    return model.sliding_window if len(model.sliding_layers) == model.num_layers else 0

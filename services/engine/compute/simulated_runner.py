@@ -3,6 +3,11 @@
 It stores token ids in paged blocks and computes the next token from a checksum of all ids that the
 block table leads to. So a wrong table, a lost write or a block that is used twice changes tokens,
 as it would with keys and values.
+
+With `window`, a cell holds a checksum of its token and of the cells in the window before it, as a
+key of a sliding layer depends on those that its row attended to. With `state_boundary`, each
+sequence also has a slot with a checksum of its tokens, which is mixed into the next token: a wrong
+snapshot, a slot that was not cleared or a slot that two sequences use changes tokens.
 """
 
 import time
@@ -24,10 +29,14 @@ from services.engine.contract.runner import (
     SamplerOutput,
     SamplingRow,
     SequenceMetadata,
+    StateBlock,
 )
 
 _KV_BYTES_PER_TOKEN = 64
 _UNWRITTEN = 2**32 - 1
+_STATE_BYTES = 256
+_STATE_SALT = 0x9E3779B9
+"""Mixed into a state, so that it differs from the checksum of the same tokens in blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,26 @@ class SimulatedModel:
     slots: int = 0
     """Physical slots of each layer; 0 for one per expert."""
     ranks: int = 1
+    window: int = 0
+    """Positions that a row attends to, its own included; 0 for all."""
+    state_boundary: int = 0
+    """Positions between two boundaries of the fixed-size state; 0 for a model without state."""
+
+    @property
+    def state(self) -> StateBlock | None:
+        """The declaration of the state; None without."""
+        return StateBlock(_STATE_BYTES, self.state_boundary) if self.state_boundary else None
+
+    def checksum(self, token_ids: Sequence[int]) -> int:
+        """What the next token follows from, computed from the whole history without blocks."""
+        if self.window:
+            cells = array("I")
+            for token_id in token_ids:
+                cells.append(_window_cell(token_id, cells[-(self.window - 1) or len(cells) :]))
+            value = cells[-1]
+        else:
+            value = checksum_of(token_ids)
+        return _with_state(value, _next_state(0, token_ids)) if self.state_boundary else value
 
     @property
     def expert_shape(self) -> ExpertShape | None:
@@ -89,6 +118,7 @@ class SimulatedRunner:
         self._model = model
         self._sleep = sleep
         self._cells = array("I")
+        self._states = array("I")
         self._loads = [[0] * model.experts for _ in range(model.moe_layers)]
         self._placement_version = 0
         self._prepared: ExpertPlacement | None = None
@@ -98,7 +128,7 @@ class SimulatedRunner:
         model = self._model
         return RunnerInfo(
             model="fake",
-            model_revision=f"fake-{model.vocab_size}-{model.eos}",
+            model_revision=_revision(model),
             numerics_id="fake",
             kv_layout="fake",
             vocab_size=model.vocab_size,
@@ -108,15 +138,18 @@ class SimulatedRunner:
             weights_bytes=0,
             load_s=0.0,
             experts=model.expert_shape,
+            window=model.window,
+            state=model.state,
         )
 
     def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """See Runner; enough for 64 sequences of full length."""
         return 64 * self._model.max_model_len * _KV_BYTES_PER_TOKEN
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Runner."""
         self._cells = array("I", [_UNWRITTEN]) * (num_blocks * self._block_size)
+        self._states = array("I", [_UNWRITTEN]) * num_states
 
     def execute_main_model(
         self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
@@ -162,6 +195,16 @@ class SimulatedRunner:
             cells = self._cells[source * size : (source + 1) * size]
             self._cells[target * size : (target + 1) * size] = cells
 
+    def clear_states(self, slots: Sequence[int]) -> None:
+        """See Runner."""
+        for slot in slots:
+            self._states[slot] = 0
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See Runner."""
+        for source, target in pairs:
+            self._states[target] = self._states[source]
+
     @property
     def placement_version(self) -> int:
         """See Runner."""
@@ -197,12 +240,16 @@ class SimulatedRunner:
         if meta.prev_row is not None:
             assert previous is not None, "prev_row without a previous round"
             ids[-1] = previous.tokens[meta.prev_row].token_id
-        size = self._block_size
         self._count(ids)
         for position, token_id in enumerate(ids, meta.start):
-            block = meta.block_table[position // size]
-            assert block != 0, "block 0 is reserved for padding"
-            self._cells[block * size + position % size] = token_id
+            cell = token_id
+            if self._model.window:
+                first = max(0, position - self._model.window + 1)
+                cell = _window_cell(token_id, self._read(meta, first, position))
+            self._cells[self._cell_of(meta, position)] = cell
+        if self._model.state_boundary:
+            assert meta.state_slot != 0, "slot 0 is reserved for padding"
+            self._states[meta.state_slot] = _next_state(self._states[meta.state_slot], ids)
 
     def _count(self, token_ids: Sequence[int]) -> None:
         if self._model.experts:
@@ -210,7 +257,24 @@ class SimulatedRunner:
                 for token_id in token_ids:
                     loads[(token_id + layer) % self._model.experts] += 1
 
+    def _cell_of(self, meta: SequenceMetadata, position: int) -> int:
+        block = meta.block_table[position // self._block_size]
+        assert block != 0, "block 0 is reserved for padding"
+        return block * self._block_size + position % self._block_size
+
+    def _read(self, meta: SequenceMetadata, first: int, end: int) -> "array[int]":
+        return array("I", (self._cells[self._cell_of(meta, p)] for p in range(first, end)))
+
     def _checksum(self, meta: SequenceMetadata) -> int:
+        if self._model.window:
+            value = self._cells[self._cell_of(meta, meta.seqlen_k - 1)]
+        else:
+            value = self._checksum_of_all(meta)
+        if self._model.state_boundary:
+            value = _with_state(value, self._states[meta.state_slot])
+        return value
+
+    def _checksum_of_all(self, meta: SequenceMetadata) -> int:
         size, left, value = self._block_size, meta.seqlen_k, 0
         cells = memoryview(self._cells)
         for block in meta.block_table:
@@ -254,6 +318,30 @@ def _with_noise(checksum: int, row: SamplingRow) -> int:
 def checksum_of(token_ids: Sequence[int]) -> int:
     """Checksum of a whole history, as the blocks of its sequence must give."""
     return zlib.crc32(array("I", token_ids).tobytes())
+
+
+def _window_cell(token_id: int, before: "array[int]") -> int:
+    """The cell of a token after the cells in its window."""
+    return zlib.crc32(before.tobytes(), token_id + 1)
+
+
+def _next_state(state: int, token_ids: Sequence[int]) -> int:
+    """The state after further tokens; 0 is the state before any, as a cleared slot holds it."""
+    return zlib.crc32(array("I", token_ids).tobytes(), state)
+
+
+def _with_state(checksum: int, state: int) -> int:
+    return zlib.crc32((state ^ _STATE_SALT).to_bytes(4), checksum)
+
+
+def _revision(model: SimulatedModel) -> str:
+    """A name of everything that tokens depend on."""
+    kinds = "".join(
+        f"-{kind}{size}"
+        for kind, size in (("w", model.window), ("s", int(model.state_boundary > 0)))
+        if size
+    )
+    return f"fake-{model.vocab_size}-{model.eos}{kinds}"
 
 
 def _prompt_entries(meta: SequenceMetadata) -> tuple[SampledToken, ...]:

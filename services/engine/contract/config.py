@@ -40,6 +40,12 @@ class EngineConfig:
         check=bad_size,
     )
     num_blocks: int = setting(0, "number of blocks; 0 computes it from kv_memory", low=0)
+    state_slots: int = setting(
+        0,
+        "slots of fixed-size state, for models that have it: one per running sequence, the others "
+        "hold snapshots; 0 is twice max_num_seqs, in at most half of kv_memory",
+        low=0,
+    )
     max_num_seqs: int = setting(64, "sequences running at once", low=1, high=4096)
     max_num_batched_tokens: int = setting(
         512, "positions computed in one round, all sequences together", unit="tokens", low=1
@@ -78,5 +84,6 @@ class EngineConfig:
     simulate: str = setting(
         "",
         "run arithmetic instead of a model, for tests and load simulation: comma list of "
-        "vocab_size=512, max_model_len=2048, eos=0, forward_ms=0, token_us=0; or 'yes'",
+        "vocab_size=512, max_model_len=2048, eos=0, forward_ms=0, token_us=0, window=0, "
+        "state_boundary=0; or 'yes'",
     )

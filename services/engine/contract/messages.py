@@ -160,23 +160,30 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     """admit: leading prompt tokens found in the cache."""
 
 
+BlockKind = Literal["history", "state"]
+"""What an event is about: keys and values of a block, or a snapshot of fixed-size state at its end.
+A sequence can restart after a block of a model with state only if the engine holds both."""
+
+
 class StoredBlocks(msgspec.Struct, tag=True, frozen=True):
-    """Consecutive blocks of one chain that became reusable."""
+    """Consecutive blocks of one chain that became reusable, or one snapshot."""
 
     hashes: list[bytes]
     """32 bytes each, parents first."""
     parent: bytes | None
-    """Hash of the block before the first; None if the chain starts here."""
+    """Hash of the block before the first; None if the chain starts here, and for a snapshot."""
+    kind: BlockKind = "history"
 
 
 class RemovedBlocks(msgspec.Struct, tag=True, frozen=True):
-    """Blocks that were evicted."""
+    """Blocks or snapshots that were evicted."""
 
     hashes: list[bytes]
+    kind: BlockKind = "history"
 
 
 class ClearedBlocks(msgspec.Struct, tag=True, frozen=True):
-    """All blocks were dropped."""
+    """All blocks and snapshots were dropped."""
 
 
 CacheEvent = StoredBlocks | RemovedBlocks | ClearedBlocks

@@ -27,6 +27,9 @@ class SequenceMetadata(msgspec.Struct, frozen=True):
     """Row of the previous round's SamplerOutput whose token is the last input of this round: the
     token was not known when the round was planned."""
     block_table: tuple[int, ...]
+    """Blocks of the positions from 0 on; at least those of all positions before seqlen_k. With
+    `RunnerInfo.window`, blocks that lie wholly before the window of `start` may be 0: their content
+    is undefined and no position of the round may depend on it."""
     sample: bool
     """Whether a token is sampled: not for the chunks of a prompt before the last."""
     prompt_logprobs_from: int | None = None
@@ -36,6 +39,10 @@ class SequenceMetadata(msgspec.Struct, frozen=True):
     position predicts; None if the prompt ends there."""
     num_prompt_top_logprobs: int = 0
     """With prompt_logprobs_from: number of likeliest alternatives to return per position."""
+    state_slot: int = 0
+    """Slot of the sequence's fixed-size state, for models that declare a `StateBlock`; 0 for other
+    models. When the forward begins, the slot holds the state after positions 0 to start - 1: zeros
+    if start is 0. When it ends, it must hold the state after position seqlen_k - 1."""
 
     @property
     def seqlen_q(self) -> int:
@@ -94,6 +101,37 @@ class SamplerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class StateBlock:
+    """The fixed-size state of one sequence, as a model declares it: e.g. a ring of window keys and
+    the open rows of compressors. It is beside the history in blocks, which grows.
+
+    The runner allocates slots of this size. Slot 0 is the target of padding and never a sequence's.
+    A sequence has one slot from its admission on; the runner updates it in place, round by round.
+    Other slots hold snapshots: whole copies of a sequence's slot at a boundary. A sequence that
+    finds its history in the cache restarts at a boundary that has a snapshot, with a copy of it.
+
+    One round runs on the device in this order; nothing of round n + 1 begins before round n ends:
+    `copy_blocks`, `clear_states`, `copy_states` (snapshot to sequence: restores),
+    `execute_main_model`, `copy_states` (sequence to snapshot: saves), `execute_sample`.
+    """
+
+    nbytes: int
+    """Bytes of one slot, all layers together."""
+    boundary: int
+    """A snapshot can be taken after a multiple of this many positions, and only there: at other
+    positions the state would depend on more than its slot, e.g. on an open group of a compressor
+    that is not kept. 1 if every position will do. Snapshots are taken where it coincides with the
+    end of a block."""
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 1 or self.boundary < 1:
+            raise ValueError(
+                f"a state of {self.nbytes} bytes with a boundary every {self.boundary} positions: "
+                "both must be at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertShape:
     """The experts, slots and ranks that a placement must fit; fixed at load."""
 
@@ -144,6 +182,11 @@ class RunnerInfo:
     """None for a dense model."""
     bit_identical: bool = False
     """Whether a request's tokens never depend on batching, chunking and caching."""
+    window: int = 0
+    """Positions that a row attends to at most, its own included, if all layers slide; 0 if some
+    layer attends to the whole history. Blocks before the window of a round are released."""
+    state: StateBlock | None = None
+    """None if blocks are all that a sequence keeps."""
 
 
 class Runner(Protocol):
@@ -155,8 +198,14 @@ class Runner(Protocol):
     def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """Bytes left for blocks beside the largest round, which it runs to measure them."""
 
-    def allocate(self, num_blocks: int) -> None:
-        """Allocate the block tensors. Block 0 is the target of padding and in no block table."""
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
+        """Allocate the block tensors, and state slots if the model declares a `StateBlock`.
+
+        Block 0 is the target of padding and of released blocks: finite and never a sequence's.
+
+        Args:
+            num_states: slots, slot 0 included; 0 without a `StateBlock`.
+        """
 
     def execute_main_model(
         self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
@@ -173,6 +222,15 @@ class Runner(Protocol):
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks for copy-on-write; pairs are (source, target)."""
+
+    def clear_states(self, slots: Sequence[int]) -> None:
+        """Fill whole state slots with zeros: the state before position 0."""
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole state slots; pairs are (source, target).
+
+        No slot is a target twice in one call, and no target is a source of the same call.
+        """
 
     @property
     def placement_version(self) -> int:

@@ -70,7 +70,7 @@ def build_engine(
         if not config.num_blocks:
             free = worker.profile_kv_bytes(config.max_num_batched_tokens, config.max_num_seqs)
         memory = KVCacheManager.plan(config, info, free)
-        worker.allocate(memory.num_blocks + 1)
+        worker.allocate(memory.num_blocks + 1, memory.num_states + 1 if info.state else 0)
     except BaseException:
         worker.close()
         raise

@@ -33,7 +33,6 @@ from services.engine.core.request_checks import Limits, request_from
 from services.engine.core.step_result import StepResult, keep_prompt_logprobs, refusal_failure
 from services.engine.core.timing import RoundTimer
 from services.engine.core.worker import CollectedRound, Worker
-from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.kv_cache import CacheEngine, KVCacheManager
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.scheduler_outputs import SchedulerOutputs
@@ -57,9 +56,7 @@ class LLMEngine:
         constraints: None serves no constraint.
         """
         memory = limits.memory
-        self._blocks = BlockManager(
-            memory.num_blocks, memory.block_size, prefix_cache=config.prefix_cache
-        )
+        self._blocks = memory.make_blocks(limits.info, prefix_cache=config.prefix_cache)
         self._cache = CacheEngine(self._blocks)
         self.scheduler = Scheduler(
             self._blocks,
@@ -173,7 +170,7 @@ class LLMEngine:
             self._release(request)
 
     def _register(self, plan: SchedulerOutputs) -> None:
-        """Make the blocks that the round has filled reusable."""
+        """Make the blocks and snapshots of the round reusable; release those before windows."""
         size = self.memory.block_size
         for seq, meta in zip(plan.seqs, plan.batch, strict=True):
             computed = meta.start + len(meta.token_ids)
@@ -181,6 +178,9 @@ class LLMEngine:
                 replaced = self._blocks.register_computed(seq, computed)
                 if replaced:
                     self._cache.release(seq.last_step, replaced)
+                if self._blocks.window:
+                    self._blocks.release_passed(seq, computed)
+        self._cache.register_snapshots(plan.step)
 
     def _accept(self, seq: Sequence, token: SampledToken) -> None:
         """Append a sampled token to its sequence, and end the choice if it is complete."""

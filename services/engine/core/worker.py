@@ -82,9 +82,9 @@ class Worker:
         profile = self._runner.profile_kv_bytes
         return self._stream.submit(profile, max_num_batched_tokens, max_num_seqs).result()
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See `Runner.allocate`."""
-        self._stream.submit(self._runner.allocate, num_blocks).result()
+        self._stream.submit(self._runner.allocate, num_blocks, num_states).result()
 
     def prepare_placement(self, placement: ExpertPlacement) -> "Future[bool]":
         """See `Runner.prepare_placement`; runs after everything submitted before."""
@@ -191,7 +191,14 @@ class Worker:
         sampled = None if previous is None else previous.sample.result()[0]
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
+        states = plan.states
+        if states.clears:
+            self._runner.clear_states(states.clears)
+        if states.restores:
+            self._runner.copy_states(states.restores)
         hidden = self._runner.execute_main_model(plan.step, plan.batch, sampled)
+        if states.saves:
+            self._runner.copy_states(states.saves)
         return hidden, time.perf_counter() - started
 
     def _execute_sample(

@@ -31,7 +31,10 @@ MAX_HASHES_PER_BATCH = 4096
 HEARTBEAT_S = 2.0
 _SNAPSHOT_TIMEOUT_S = 10.0
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-_HISTORY = prefix_index_pb2.BLOCK_KIND_HISTORY
+_KINDS = {
+    "history": prefix_index_pb2.BLOCK_KIND_HISTORY,
+    "state": prefix_index_pb2.BLOCK_KIND_STATE,
+}
 
 
 class KvEventSink(Protocol):
@@ -234,10 +237,10 @@ def _event(event: CacheEvent) -> prefix_index_pb2.BlockEvent:
     if isinstance(event, StoredBlocks):
         wire.stored.block_hashes = join_for_index(map(BlockHash, event.hashes))
         wire.stored.parent = (event.parent or b"")[:INDEX_HASH_BYTES]
-        wire.stored.kind = _HISTORY
+        wire.stored.kind = _KINDS[event.kind]
     elif isinstance(event, RemovedBlocks):
         wire.removed.block_hashes = join_for_index(map(BlockHash, event.hashes))
-        wire.removed.kind = _HISTORY
+        wire.removed.kind = _KINDS[event.kind]
     else:
         wire.cleared.SetInParent()
     return wire
@@ -254,7 +257,7 @@ def _parts(chains: Iterable[StoredBlocks]) -> Iterable[list[StoredBlocks]]:
         hashes, parent = chain.hashes, chain.parent
         while hashes:
             taken, hashes = hashes[:room], hashes[room:]
-            part.append(StoredBlocks(hashes=taken, parent=parent))
+            part.append(StoredBlocks(hashes=taken, parent=parent, kind=chain.kind))
             parent = taken[-1]
             room -= len(taken)
             if not room:

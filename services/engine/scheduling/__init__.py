@@ -5,5 +5,8 @@ policies.py, waiting_queue.py     order of admission, preemption victims; the qu
 sequence.py                       state of a request and of its choices across rounds
 scheduler_outputs.py              the frozen plan of one round
 block_manager.py, blocks.py       blocks of a sequence; all blocks, the prefix map, eviction
-kv_cache.py                       size of the cache; when blocks may be reused
+state_slots.py                    slots of fixed-size state, and snapshots to restart from
+window.py                         which blocks a sliding window needs
+cache_events.py                   what became reusable or was evicted, for the index
+kv_cache.py                       size of the cache; when blocks and slots may be reused
 """

@@ -2,6 +2,12 @@
 
 Owns `Blocks`. Block tables are tuples, so a launched round keeps the table it was planned with. A
 shared block is never written: a sequence that must write into one gets a copy first.
+
+Two declarations of a model change what a sequence holds. With a window, blocks wholly before it
+leave the table, which has 0 there; their content stays reusable until it is evicted, and a prefix
+is usable if the blocks in the window before its end are cached. With fixed-size state, a sequence
+also gets a slot (`StateSlots`), together with its blocks or not at all; a prefix is usable up to a
+block at whose end there is a snapshot.
 """
 
 from collections import Counter
@@ -10,8 +16,12 @@ from typing import NamedTuple
 
 from services.common.block_hash import BlockHash, hash_block
 from services.engine.contract.messages import CacheEvent, StoredBlocks
+from services.engine.contract.runner import StateBlock
 from services.engine.scheduling.blocks import Blocks
+from services.engine.scheduling.cache_events import CacheEvents
 from services.engine.scheduling.sequence import Sequence
+from services.engine.scheduling.state_slots import StateSlots
+from services.engine.scheduling.window import first_in_window, longest_prefix
 
 __all__ = ["Allocation", "BlockManager", "Blocks"]
 
@@ -25,12 +35,56 @@ class Allocation(NamedTuple):
     """Block to copy before the round, (source, target); the source is held for the copy."""
 
 
+class _Hit(NamedTuple):
+    """The longest usable cached prefix of a sequence."""
+
+    blocks: list[int]
+    """Its blocks; 0 for those before the window."""
+    snapshot: int | None = None
+    """The snapshot at its end; None without state."""
+    snapshot_at: int = 0
+    """A later boundary to which the cache holds the history but no snapshot; 0 if none."""
+
+
+_MISS = _Hit([])
+
+
 class BlockManager:
     """Allocates blocks of `block_size` positions. Every method is O(blocks touched)."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = True) -> None:
-        self.blocks = Blocks(num_blocks)
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_cache: bool = True,
+        window: int = 0,
+        state: StateBlock | None = None,
+        num_states: int = 0,
+    ) -> None:
+        """Args:
+        window: see `RunnerInfo.window`.
+        state: see `RunnerInfo.state`.
+        num_states: slots for sequences and snapshots; at least 1 with `state`.
+
+        Raises:
+            ValueError: a model with state declares a window too: its window is in its state.
+        """
+        if window and state is not None:
+            raise ValueError(f"a model with state blocks cannot declare a window ({window}) too")
+        self._events = CacheEvents()
+        self.states: StateSlots | None = None
+        if state is not None:
+            self.states = StateSlots(num_states, state.boundary, block_size, self._events)
+        self.blocks = Blocks(
+            num_blocks,
+            self._events,
+            whole_chains=not window,
+            # Without its history, a snapshot cannot be restarted from.
+            on_evict=self.states.slots.forget if self.states else lambda block_hash: None,
+        )
         self.block_size = block_size
+        self.window = window
         self._prefix_cache = prefix_cache
 
     @property
@@ -41,7 +95,7 @@ class BlockManager:
     @property
     def version(self) -> int:
         """Changes whenever a sequence that did not fit may fit."""
-        return self.blocks.version
+        return self.blocks.version + (self.states.slots.version if self.states else 0)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that `num_tokens` positions need."""
@@ -54,18 +108,29 @@ class BlockManager:
             seq: a sequence without blocks.
             headroom: blocks that must stay available afterwards.
 
-        Returns None, and changes nothing, if there are not enough blocks.
+        Returns None, and changes nothing, if there are not enough blocks, or no slot for its state.
         """
         length = len(seq.tokens)
-        hits = self._match(seq)
+        hit = self._match(seq)
+        hits = hit.blocks
         copied = hits[-1] if hits and len(hits) * self.block_size == length else None
         if copied is not None:
             # The last token must be computed again to sample from it, in a block of its own.
             allocation = self._allocate(seq, hits[:-1], copied, length - 1, headroom)
             if allocation is not None:
                 return allocation
-            hits.pop()
-        return self._allocate(seq, hits, None, len(hits) * self.block_size, headroom)
+            hits = self._match(seq, most=len(hits) - 1).blocks
+        return self._allocate(seq, hits, None, len(hits) * self.block_size, headroom, hit)
+
+    def shares_prompt(self, parent: Sequence) -> bool:
+        """Whether `try_fork_seq` can share the prompt of a sequence that has submitted it.
+
+        Not with state, which has moved on: a fork then restarts from a snapshot, as any other
+        sequence does. Nor if the parent has released blocks of the prompt's last window.
+        """
+        return self.states is None and parent.num_released <= self._first_block(
+            parent.num_prompt - 1
+        )
 
     def try_fork_seq(self, seq: Sequence, parent: Sequence, headroom: int = 0) -> Allocation | None:
         """Share the prompt's blocks of another choice, whose prompt must be submitted.
@@ -76,10 +141,11 @@ class BlockManager:
         last = seq.num_prompt - 1
         full = last // self.block_size
         copied = parent.block_table[full] if last % self.block_size else None
-        shared = list(parent.block_table[:full])
+        shared = self._shared_by_fork(parent)
         allocation = self._allocate(seq, shared, copied, last, headroom)
         if allocation is not None:
-            seq.set_registered(min(seq.num_registered, parent.num_registered))
+            registered = min(seq.num_registered, parent.num_registered)
+            seq.set_registered(max(registered, seq.num_released))
         return allocation
 
     def num_missing(self, seq: Sequence, parent: Sequence | None, headroom: int) -> int:
@@ -89,16 +155,28 @@ class BlockManager:
             parent: the choice whose computed prompt it would share, if any.
             headroom: blocks that must stay available afterwards.
         """
-        if parent is None:
-            shared = self._match(seq)
+        if parent is not None:
+            shared = self._shared_by_fork(parent)
         else:
-            shared = list(parent.block_table[: (seq.num_prompt - 1) // self.block_size])
-        if len(shared) * self.block_size == len(seq.tokens):
-            shared.pop()  # the last token is computed again, in a block of its own
-        return self._cost(seq, shared, shared) + headroom - self.blocks.num_available
+            shared = self._match(seq).blocks
+            if len(shared) * self.block_size == len(seq.tokens):
+                # The last token is computed again, in a block of its own.
+                shared = self._match(seq, most=len(shared) - 1).blocks
+        held = [block for block in shared if block]
+        return self._cost(seq, shared, held) + headroom - self.blocks.num_available
+
+    def num_missing_states(self, seq: Sequence) -> int:
+        """Slots that must become available before the sequence fits; 0 or less if it does."""
+        if self.states is None:
+            return 0
+        return self.states.cost(self._match(seq).snapshot) - self.states.slots.num_available
 
     def count_uncached(self, seqs: Iterable[Sequence]) -> int:
-        """Positions still to be computed for these sequences; a shared prefix counts once."""
+        """Positions still to be computed for these sequences; a shared prefix counts once.
+
+        With state, cached history without a snapshot does not count: by the time a sequence is
+        admitted, it may have one.
+        """
         count = 0
         seen: set[BlockHash] = set()
         for seq in seqs:
@@ -107,9 +185,12 @@ class BlockManager:
                 count += length - seq.num_computed
                 continue
             full = length // size
+            known = -(-seq.num_computed // size)
+            if self.window and not known:
+                known = len(self._match(seq).blocks)  # those before its window may be evicted
             unknown = [
                 block_hash
-                for block_hash in self.hashes_of(seq, full)[-(-seq.num_computed // size) : full]
+                for block_hash in self.hashes_of(seq, full)[known:full]
                 if block_hash not in seen and self.blocks.find(block_hash) is None
             ]
             seen.update(unknown)
@@ -149,6 +230,51 @@ class BlockManager:
             seq.set_blocks(tuple(table), self.block_size)
         return tuple(replaced)
 
+    def release_passed(self, seq: Sequence, start: int) -> None:
+        """Release the blocks wholly before the window of a round that begins at position `start`.
+
+        Call it once all rounds that begin earlier are collected. Registered content stays reusable.
+        """
+        first = self._first_block(start)
+        if first > seq.num_released:
+            self.drop(reversed(seq.release_blocks(first)))
+
+    def register_snapshot(self, seq: Sequence, end: int, slot: int) -> None:
+        """Make a slot the snapshot after the first `end` positions of a sequence.
+
+        Call it once the round that saved it is collected and its history is registered. The slot
+        is freed instead if the sequence ended before its tokens up to there were known, if the
+        cache does not hold that history, or if it has this snapshot already.
+        """
+        assert self.states is not None, "a snapshot of a model without state"
+        if end <= len(seq.tokens):
+            block_hash = self.hashes_of(seq, end // self.block_size)[end // self.block_size - 1]
+            if self.blocks.find(block_hash) is not None:
+                self.states.register(slot, block_hash)
+                return
+        self.states.slots.drop(slot)
+
+    def wants_snapshot(self, seq: Sequence, end: int) -> bool:
+        """Whether the state after the first `end` positions is worth a snapshot."""
+        if self.states is None or end % self.states.stride or not self._caches(seq):
+            return False
+        blocks = end // self.block_size
+        if end > len(seq.tokens):
+            return True  # the last token is in flight, so the content is not known yet
+        return self.states.find(self.hashes_of(seq, blocks)[blocks - 1]) is None
+
+    def cut_chunk(self, seq: Sequence, count: int) -> int:
+        """Positions of a chunk of at most `count`; see `StateSlots.cut_chunk`."""
+        if self.states is None or not self._caches(seq):
+            return count
+        return self.states.cut_chunk(seq, count)
+
+    def drop_states(self, slots: Iterable[int]) -> None:
+        """Drop one reference of each slot."""
+        for slot in slots:
+            assert self.states is not None, "a slot of a model without state"
+            self.states.slots.drop(slot)
+
     def drop(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each block; pass the blocks of one chain, its tail first."""
         for block in blocks:
@@ -170,35 +296,70 @@ class BlockManager:
     def clear(self, holders: Iterable[Sequence]) -> None:
         """Drop all reusable content; the holders keep their blocks and register them again."""
         self.blocks.clear()
+        if self.states:
+            self.states.slots.clear()
         for seq in holders:
-            seq.set_registered(0)
+            seq.set_registered(seq.num_released)
 
     def drain_events(self) -> list[CacheEvent]:
-        """Blocks that became reusable or were evicted since the last call, in order."""
-        return self.blocks.drain_events()
+        """Blocks and snapshots stored or evicted since the last call, in order."""
+        return self._events.drain()
 
     def snapshot(self) -> list[StoredBlocks]:
-        """All reusable blocks, as chains."""
-        return self.blocks.snapshot()
+        """All reusable blocks, as chains, then all snapshots."""
+        return self.blocks.snapshot() + (self.states.listed() if self.states else [])
 
-    def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
-        """Check that all counts match the given tables; see `Blocks.check_integrity`."""
-        self.blocks.check_integrity(Counter(block for table in tables for block in table))
+    def check_integrity(self, tables: Iterable[Iterable[int]], states: Iterable[int] = ()) -> None:
+        """Check that all counts match the given tables and slots; see `Blocks.check_integrity`."""
+        self.blocks.check_integrity(Counter(b for table in tables for b in table if b))
+        if self.states is None:
+            assert not any(states), "a sequence of a model without state has a slot"
+            return
+        held = Counter([*states, *self.states.held_for_starts()])
+        self.states.slots.check_integrity(held)
+        for block_hash in self.states.slots.contents():
+            known = self.blocks.find(block_hash) is not None
+            assert known, f"the history of snapshot {self.states.find(block_hash)} was evicted"
 
     def _caches(self, seq: Sequence) -> bool:
         return self._prefix_cache and not seq.request.params.cache_bypass
 
-    def _match(self, seq: Sequence) -> list[int]:
-        """Blocks of the longest cached prefix."""
-        hits: list[int] = []
+    def _first_block(self, start: int) -> int:
+        """The first block that a round which begins at position `start` reads."""
+        return first_in_window(start, self.window) // self.block_size
+
+    def _shared_by_fork(self, parent: Sequence) -> list[int]:
+        last = parent.num_prompt - 1
+        first, full = self._first_block(last), last // self.block_size
+        return [0] * first + list(parent.block_table[first:full])
+
+    def _match(self, seq: Sequence, most: int | None = None) -> _Hit:
+        """The longest usable cached prefix, of at most `most` blocks."""
         if not self._caches(seq) or seq.wants_prompt_logprobs:
-            return hits
-        for block_hash in self.hashes_of(seq, len(seq.tokens) // self.block_size):
+            return _Hit([])
+        length = len(seq.tokens)
+        hashes = self.hashes_of(seq, length // self.block_size)[:most]
+        if self.window:
+            found = [self.blocks.find(block_hash) for block_hash in hashes]
+            return _Hit(longest_prefix(found, self.block_size, self.window, length))
+        hits: list[int] = []
+        for block_hash in hashes:
             block = self.blocks.find(block_hash)
             if block is None:
                 break
             hits.append(block)
-        return hits
+        return _Hit(hits) if self.states is None else self._with_snapshot(hits, hashes, length)
+
+    def _with_snapshot(self, hits: list[int], hashes: list[BlockHash], length: int) -> _Hit:
+        """The longest prefix of the cached history that ends with a snapshot."""
+        assert self.states is not None, "a model without state"
+        stride, size = self.states.stride, self.block_size
+        longest = min(len(hits) * size // stride * stride, self.states.last_boundary(length))
+        for end in range(longest, 0, -stride):
+            snapshot = self.states.find(hashes[end // size - 1])
+            if snapshot is not None:
+                return _Hit(hits[: end // size], snapshot, longest if longest > end else 0)
+        return _Hit([], None, longest)
 
     def _allocate(
         self,
@@ -207,16 +368,24 @@ class BlockManager:
         copied: int | None,
         num_computed: int,
         headroom: int,
+        hit: _Hit = _MISS,
     ) -> Allocation | None:
-        pinned = shared if copied is None else [*shared, copied]
+        states = self.states
+        if states and states.cost(hit.snapshot) > states.slots.num_available:
+            return None
+        released = shared.count(0)
+        held = shared[released:]
+        pinned = held if copied is None else [*held, copied]
         if self._cost(seq, shared, pinned) + headroom > self.blocks.num_available:
             return None
         num_new = self.blocks_for(len(seq.tokens)) - len(shared)
         for block in pinned:
             self.blocks.share(block)
+        if states:
+            seq.set_state(states.start(hit.snapshot), hit.snapshot_at)
         new = [self.blocks.take() for _ in range(num_new)]
         num_registered = len(shared) if self._caches(seq) else 0
-        seq.allocate((*shared, *new), self.block_size, num_computed, num_registered)
+        seq.allocate((*shared, *new), self.block_size, num_computed, num_registered, released)
         return Allocation(num_computed, None if copied is None else (copied, new[0]))
 
     def _cost(self, seq: Sequence, shared: list[int], pinned: list[int]) -> int:

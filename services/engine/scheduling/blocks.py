@@ -1,20 +1,38 @@
 """`Blocks`: the physical blocks. Free list, reference counts, prefix map and LRU eviction.
 
-A block is free, held (reference count > 0) or cached (count 0, its content found by hash). Cached
-blocks are evicted in the order in which they lost their last holder. A holder holds a chain of
-blocks from the first on and drops it from the tail, so the oldest cached block is always a leaf.
+The same class counts blocks of history and slots of state (`state_slots.py`). A block is free, held
+(reference count > 0) or cached (count 0, its content found by hash). Cached blocks are evicted in
+the order in which they lost their last holder. A holder holds a chain of blocks from the first on
+and drops it from the tail, so the oldest cached block is always a leaf; `whole_chains` states the
+exceptions.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from services.common.block_hash import BlockHash
-from services.engine.contract.messages import CacheEvent, ClearedBlocks, RemovedBlocks, StoredBlocks
+from services.engine.contract.messages import BlockKind, CacheEvent, StoredBlocks
+from services.engine.scheduling.cache_events import CacheEvents
 
 
 class Blocks:
     """Blocks 1 to `num_blocks`; block 0 is the runner's target for padding and never allocated."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        events: CacheEvents | None = None,
+        *,
+        kind: BlockKind = "history",
+        whole_chains: bool = True,
+        on_evict: Callable[[BlockHash], None] = lambda block_hash: None,
+    ) -> None:
+        """Args:
+        events: gets what becomes reusable and what is evicted; None for a log of its own.
+        whole_chains: a holder of a block holds the block before it too. Not so for snapshots, and
+            for models whose layers all slide: their sequences drop blocks before the window.
+        on_evict: called with the content of each evicted block.
+        """
         self.num_blocks = num_blocks
         self.version = 0
         """Grows whenever a sequence that did not fit may fit."""
@@ -24,7 +42,10 @@ class Blocks:
         self._parent: list[BlockHash | None] = [None] * (num_blocks + 1)
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._by_hash: dict[BlockHash, int] = {}
-        self._events: list[CacheEvent] = []
+        self._events = events or CacheEvents()
+        self._kind = kind
+        self._whole_chains = whole_chains
+        self._on_evict = on_evict
 
     @property
     def num_available(self) -> int:
@@ -43,6 +64,10 @@ class Blocks:
     def find(self, block_hash: BlockHash) -> int | None:
         """The held or cached block with this content; None if there is none."""
         return self._by_hash.get(block_hash)
+
+    def contents(self) -> list[BlockHash]:
+        """Hashes of all held or cached content."""
+        return list(self._by_hash)
 
     def take(self) -> int:
         """Allocate a block of undefined content for one holder; evicts the oldest if none is free.
@@ -96,8 +121,18 @@ class Blocks:
             self._hash[block] = block_hash
             self._parent[block] = parent
             self.version += 1
-            self._record_stored(block_hash, parent)
+            self._events.stored(self._kind, block_hash, parent)
         return known
+
+    def forget(self, block_hash: BlockHash) -> None:
+        """Drop this content from the prefix map, if it is there; a holder keeps the block."""
+        block = self._by_hash.get(block_hash)
+        if block is None:
+            return
+        self._evict(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
 
     def clear(self) -> None:
         """Empty the prefix map; holders keep their blocks."""
@@ -107,12 +142,11 @@ class Blocks:
             self._hash[block] = self._parent[block] = None
         self._by_hash.clear()
         self.version += 1
-        self._events = [ClearedBlocks()]
+        self._events.cleared()
 
     def drain_events(self) -> list[CacheEvent]:
-        """Blocks that became reusable or were evicted since the last call, in order."""
-        events, self._events = self._events, []
-        return events
+        """What became reusable or was evicted since the last call, in order."""
+        return self._events.drain()
 
     def snapshot(self) -> list[StoredBlocks]:
         """All reusable blocks as chains, parents before children."""
@@ -122,7 +156,7 @@ class Blocks:
             if chains and parent is not None and chains[-1].hashes[-1] == parent:
                 chains[-1].hashes.append(block_hash)
             else:
-                chains.append(StoredBlocks(hashes=[block_hash], parent=parent))
+                chains.append(StoredBlocks(hashes=[block_hash], parent=parent, kind=self._kind))
         return chains
 
     def _evict(self, block: int) -> None:
@@ -130,18 +164,8 @@ class Blocks:
         assert block_hash is not None, f"cached block {block} without a hash"
         del self._by_hash[block_hash]
         self._hash[block] = self._parent[block] = None
-        last = self._events[-1] if self._events else None
-        if isinstance(last, RemovedBlocks):
-            last.hashes.append(block_hash)
-        else:
-            self._events.append(RemovedBlocks(hashes=[block_hash]))
-
-    def _record_stored(self, block_hash: BlockHash, parent: BlockHash | None) -> None:
-        last = self._events[-1] if self._events else None
-        if isinstance(last, StoredBlocks) and last.hashes[-1] == parent:
-            last.hashes.append(block_hash)
-        else:
-            self._events.append(StoredBlocks(hashes=[block_hash], parent=parent))
+        self._events.removed(self._kind, block_hash)
+        self._on_evict(block_hash)
 
     def check_integrity(self, holders: dict[int, int]) -> None:
         """Check all counts against the holders that exist.
@@ -174,7 +198,7 @@ class Blocks:
         for block_hash, block in self._by_hash.items():
             assert self._hash[block] == block_hash, f"block {block} is listed under a wrong hash"
             parent_hash = self._parent[block]
-            if parent_hash is None:
+            if parent_hash is None or not self._whole_chains:
                 continue
             parent = self._by_hash.get(parent_hash)
             assert parent is not None, f"the parent of block {block} was evicted before it"

@@ -133,7 +133,10 @@ class Scheduler:
         if builder.empty:
             return builder.freeze(())
         self._step += 1
-        plan = builder.freeze(self._cache.take_copies(builder.step))
+        plan = builder.freeze(
+            self._cache.take_copies(builder.step),
+            self._cache.take_state_work(builder.step, builder.seqs),
+        )
         if self._policy.by_tenant:
             for seq, meta in zip(plan.seqs, plan.batch, strict=True):
                 self._tenants.charge(seq.request.tenant, len(meta.token_ids))
@@ -242,17 +245,16 @@ class Scheduler:
         """Blocks kept free for running sequences; otherwise they would soon preempt the new one."""
         return min(len(self._running), self._blocks.blocks.num_blocks // 32)
 
-    @staticmethod
-    def _computed_parent(seq: Sequence) -> Sequence | None:
+    def _computed_parent(self, seq: Sequence) -> Sequence | None:
         """The choice whose prompt blocks it can share, if they cover the whole prompt."""
         parent = seq.fork_of
         if parent is None or not parent.block_table or parent.num_computed < seq.num_prompt:
             return None
-        return parent
+        return parent if self._blocks.shares_prompt(parent) else None
 
     def _add_chunk(self, seq: Sequence, share: PrefillShare, builder: RoundBuilder) -> None:
         remaining = seq.remaining
-        count = share.offer(remaining)
+        count = self._blocks.cut_chunk(seq, share.offer(remaining))
         if count:
             share.take(remaining, count)
             builder.add_chunk(seq, count)
@@ -296,9 +298,11 @@ class Scheduler:
         if not lower:
             return
         slots = len(self._running) + 1 - self._max_running
+        states = self._blocks.num_missing_states(head) - self._cache.num_pending_states
         parent = self._computed_parent(head)
         blocks = self._blocks.num_missing(head, parent, self._headroom) - self._cache.num_pending
-        for chosen in choose_victims([self._as_victim(s) for s in lower.values()], slots, blocks):
+        victims = [self._as_victim(seq) for seq in lower.values()]
+        for chosen in choose_victims(victims, max(slots, states), blocks):
             self._preempt(lower[chosen], builder)
 
     def _preempt(self, seq: Sequence, builder: RoundBuilder) -> None:
@@ -310,20 +314,29 @@ class Scheduler:
         self._waiting.add(seq)
 
     def check_integrity(self) -> None:
-        """Check that blocks, tables and queues agree.
+        """Check that blocks, slots of state, tables and queues agree.
 
         Raises:
             AssertionError: naming the sequence or block at fault.
         """
         seqs = list(self.sequences())
         tables = [seq.block_table for seq in seqs]
-        self._blocks.check_integrity([*tables, *self._cache.held_tables()])
+        slots = [seq.state_slot for seq in seqs if seq.state_slot]
+        self._blocks.check_integrity(
+            [*tables, *self._cache.held_tables()], [*slots, *self._cache.held_states()]
+        )
         for seq in self._running:
+            has_slot = self._blocks.states is not None
+            assert bool(seq.state_slot) == has_slot, f"{seq.seq_id} runs with {seq.state_slot=}"
+            held = [block > 0 for block in seq.block_table]
+            assert held == sorted(held), f"{seq.seq_id} lacks a block in its window"
+            assert held.count(False) == seq.num_released, f"{seq.seq_id}: {seq.num_released=}"
             assert seq.status is SequenceStatus.RUNNING, f"{seq.seq_id} runs as {seq.status}"
             assert seq.num_computed <= seq.capacity, f"{seq.seq_id} computed past its blocks"
         for seq in self._waiting:
             assert seq.status is SequenceStatus.WAITING, f"{seq.seq_id} waits as {seq.status}"
             assert not seq.block_table, f"{seq.seq_id} waits with blocks"
+            assert not seq.state_slot, f"{seq.seq_id} waits with a slot"
 
 
 def _ready(seq: Sequence) -> bool:

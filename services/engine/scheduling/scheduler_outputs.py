@@ -31,6 +31,24 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True)
+class StateWork:
+    """What a round does with state slots; empty for models without a `StateBlock`.
+
+    Its order around the forward is that of `contract.runner.StateBlock`.
+    """
+
+    clears: tuple[int, ...] = ()
+    """Slots of sequences that start at position 0."""
+    restores: tuple[tuple[int, int], ...] = ()
+    """Before the forward, (snapshot, slot of the sequence that restarts there)."""
+    saves: tuple[tuple[int, int], ...] = ()
+    """After the forward, (slot of a sequence at a boundary, snapshot)."""
+
+
+NO_STATE_WORK = StateWork()
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerOutputs:
     """What one round computes."""
 
@@ -46,6 +64,8 @@ class SchedulerOutputs:
     """Positions in parts longer than one."""
     copies: tuple[tuple[int, int], ...]
     """Blocks to copy before the forward, (source, target)."""
+    states: StateWork
+    """What to do with state slots around the forward."""
     admissions: tuple[Admission, ...]
     preemptions: tuple[Preemption, ...]
 
@@ -81,7 +101,9 @@ class RoundBuilder:
         self._submit(seq, tuple(seq.tokens[start:end]), None, sample=end == len(seq.tokens))
         self._num_prefill += count if count > 1 else 0
 
-    def freeze(self, copies: tuple[tuple[int, int], ...]) -> SchedulerOutputs:
+    def freeze(
+        self, copies: tuple[tuple[int, int], ...], states: StateWork = NO_STATE_WORK
+    ) -> SchedulerOutputs:
         """The finished plan."""
         return SchedulerOutputs(
             step=self.step,
@@ -91,9 +113,15 @@ class RoundBuilder:
             num_batched_tokens=self._num_tokens,
             num_prefill_tokens=self._num_prefill,
             copies=copies,
+            states=states,
             admissions=tuple(self.admissions),
             preemptions=tuple(self.preemptions),
         )
+
+    @property
+    def seqs(self) -> tuple[Sequence, ...]:
+        """The sequences of the round so far."""
+        return tuple(self._seqs)
 
     @property
     def empty(self) -> bool:
@@ -109,7 +137,15 @@ class RoundBuilder:
             meta = _with_prompt_logprobs(seq, token_ids, prev_row, sample)
             seq.request_prompt_logprobs(end)
         else:
-            meta = SequenceMetadata(seq.seq_id, start, token_ids, prev_row, seq.block_table, sample)
+            meta = SequenceMetadata(
+                seq.seq_id,
+                start,
+                token_ids,
+                prev_row,
+                seq.block_table,
+                sample,
+                state_slot=seq.state_slot,
+            )
         if sample:
             seq.planned(self.step, end, len(self._sampled))
             self._sampled.append(len(self._seqs))
@@ -135,4 +171,5 @@ def _with_prompt_logprobs(
         prompt_logprobs_from=seq.prompt_logprobs_next,
         next_prompt_token=seq.tokens[end] if end < seq.num_prompt else None,
         num_prompt_top_logprobs=seq.request.params.top_logprobs,
+        state_slot=seq.state_slot,
     )

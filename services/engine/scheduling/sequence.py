@@ -132,6 +132,7 @@ class Sequence:
         "num_initial",
         "num_prompt",
         "num_registered",
+        "num_released",
         "order",
         "passed_over",
         "prompt_logprobs",
@@ -139,6 +140,8 @@ class Sequence:
         "prompt_step",
         "request",
         "seq_id",
+        "snapshot_at",
+        "state_slot",
         "status",
         "tokens",
     )
@@ -184,6 +187,12 @@ class Sequence:
         """Hashes of the leading full blocks of `tokens`, filled on demand by the block manager."""
         self.num_registered = 0
         """Leading blocks of the table that are in the prefix map."""
+        self.num_released = 0
+        """Leading entries of the table that are 0: blocks before the window of all layers."""
+        self.state_slot = 0
+        """Slot of its fixed-size state; 0 if the model has none or it does not run."""
+        self.snapshot_at = 0
+        """Boundary up to which the cache held its history without a snapshot; 0 if none."""
         self.fork_of = fork_of
         self.prompt_step = 0
         """Last round that submitted the prompt's end; 0 if none has."""
@@ -236,17 +245,36 @@ class Sequence:
         self.passed_over = 0
 
     def allocate(
-        self, table: tuple[int, ...], block_size: int, num_computed: int, num_registered: int
+        self,
+        table: tuple[int, ...],
+        block_size: int,
+        num_computed: int,
+        num_registered: int,
+        num_released: int = 0,
     ) -> None:
         """Set the first block table.
 
         Args:
             num_computed: leading positions whose keys and values are in the blocks.
             num_registered: leading blocks that are in the prefix map.
+            num_released: leading entries that are 0.
         """
         self.set_blocks(table, block_size)
         self.num_computed = num_computed
         self.num_registered = num_registered
+        self.num_released = num_released
+
+    def set_state(self, slot: int, snapshot_at: int) -> None:
+        """Set the slot of the state, and where a snapshot is missing (0: nowhere)."""
+        self.state_slot = slot
+        self.snapshot_at = snapshot_at
+
+    def release_blocks(self, num_blocks: int) -> tuple[int, ...]:
+        """Replace the blocks before the first `num_blocks` by 0, and return them."""
+        released = self.block_table[self.num_released : num_blocks]
+        self.block_table = (0,) * num_blocks + self.block_table[num_blocks:]
+        self.num_released = num_blocks
+        return released
 
     def set_blocks(self, table: tuple[int, ...], block_size: int) -> None:
         """Replace the block table; the positions computed stay."""
@@ -258,9 +286,15 @@ class Sequence:
         self.num_registered = num_blocks
 
     def remove_blocks(self) -> tuple[int, ...]:
-        """Clear the block table and return it."""
-        table, self.block_table, self.capacity = self.block_table, (), 0
-        return table
+        """Clear the block table and return its blocks."""
+        held = self.block_table[self.num_released :]
+        self.block_table, self.capacity, self.num_released = (), 0, 0
+        return held
+
+    def remove_state(self) -> int:
+        """Clear the slot of the state and return it; 0 if there is none."""
+        slot, self.state_slot = self.state_slot, 0
+        return slot
 
     def planned(self, step: int, end: int, row: int | None) -> None:
         """Record that a round computes the positions up to `end`.
@@ -296,6 +330,9 @@ class Sequence:
         self.capacity = 0
         self.num_computed = 0
         self.num_registered = 0
+        self.num_released = 0
+        self.state_slot = 0
+        self.snapshot_at = 0
         self.blocked_at = None
 
     def end(self, status: SequenceStatus) -> None:

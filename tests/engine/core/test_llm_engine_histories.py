@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 )
 
 from services.common.errors import FleetError
+from services.engine.compute.simulated_runner import SimulatedModel
 from services.engine.core.timing import RoundTimer
 
 # Families of prompts that share prefixes of every length, block borders included.
@@ -38,6 +39,20 @@ params = st.fixed_dictionaries(
         "prompt_logprobs": st.booleans(),
     },
 )
+# With blocks of 4: all history, windows below, at and above a block, states with a snapshot after
+# each block, each second and each third.
+_MODELS = [SimulatedModel(vocab_size=64, max_model_len=64, eos=0)] + [
+    SimulatedModel(vocab_size=64, max_model_len=64, eos=0, **kind)
+    for kind in (
+        {"window": 1},
+        {"window": 4},
+        {"window": 7},
+        {"state_boundary": 1},
+        {"state_boundary": 8},
+        {"state_boundary": 6},
+    )
+]
+_EVENTS = ("StoredBlocks", "RemovedBlocks")
 _SEEN: set[str] = set()
 
 
@@ -61,11 +76,15 @@ class Histories(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "priority", "shortest_prefill", "tenant_fair"]),
         prefix_cache=st.sampled_from([True, True, False]),
         measured=st.booleans(),
+        model=st.sampled_from([_MODELS[0], *_MODELS]),
+        state_slots=st.sampled_from([1, 2, 4, 12]),
     )
-    def start(self, num_blocks, budget, seqs, policy, prefix_cache, measured):
+    def start(self, num_blocks, budget, seqs, policy, prefix_cache, measured, model, state_slots):
         self.now_s = 1000
         self.count = 0
         self.driver = self.make_driver(
+            model,
+            state_slots=state_slots,
             num_blocks=num_blocks,
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
@@ -159,8 +178,10 @@ class Histories(RuleBasedStateMachine):
         driver.run()
         driver.check_all()
         _SEEN.update("preempted" for m in driver.marks if m.preempted)
-        _SEEN.update("hit" for m in driver.marks if m.cached_tokens)
-        _SEEN.update(type(event).__name__ for event in driver.engine.drain_cache_events())
+        kind = "state" if driver.model.state else "window" if driver.model.window else "history"
+        _SEEN.update(f"{kind} hit" for m in driver.marks if m.cached_tokens)
+        for event in driver.engine.drain_cache_events():
+            _SEEN.add(f"{type(event).__name__} {getattr(event, 'kind', '')}")
         _SEEN.update(driver.failures.values())
         _SEEN.update(driver.reasons.values())
         driver.engine.close()
@@ -172,7 +193,8 @@ def test_random_histories_keep_every_promise(make_driver):
     Histories.make_driver = staticmethod(make_driver)
     happened = {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "QUEUE_FULL", "DEADLINE_UNREACHABLE"}
     happened |= {"continued", "continued choices", "ended elsewhere"}
-    happened |= {"preempted", "hit", "StoredBlocks", "RemovedBlocks"}
+    happened |= {"preempted", "history hit", "window hit", "state hit"}
+    happened |= {f"{event} {kind}" for event in _EVENTS for kind in ("history", "state")}
     happened |= {"DEADLINE_EXCEEDED", "EOS", "STOP_TOKEN", "MAX_TOKENS", "CONTEXT_FULL"}
     for _ in range(3):  # what is rare may fail to come once
         run_state_machine_as_test(

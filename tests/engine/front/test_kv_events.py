@@ -43,6 +43,22 @@ def test_batches_are_numbered_and_kept_until_acknowledged():
     assert log.batches_after(0) == [second]
 
 
+def test_snapshots_of_state_are_events_of_their_own_kind():
+    held = StoredBlocks(hashes=[block(1)], parent=None, kind="state")
+    log = KvEventLog("e", 7)
+    log.append([stored(1), held, RemovedBlocks(hashes=[block(1)], kind="state")])
+    history, state, removed = log.batches_after(1)[0].events
+    assert history.stored.kind == prefix_index_pb2.BLOCK_KIND_HISTORY
+    assert state.stored.kind == removed.removed.kind == prefix_index_pb2.BLOCK_KIND_STATE
+    assert state.stored.block_hashes == removed.removed.block_hashes == short(1)
+    log.replace_with_snapshot([stored(1), held])
+    (part,) = log.batches_after(2)
+    assert [event.stored.kind for event in part.events] == [
+        prefix_index_pb2.BLOCK_KIND_HISTORY,
+        prefix_index_pb2.BLOCK_KIND_STATE,
+    ]
+
+
 def test_a_full_log_drops_all_so_that_a_number_is_missed():
     log = KvEventLog("e", 7, max_batches=3)
     for n in range(5):

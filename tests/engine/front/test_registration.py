@@ -9,6 +9,7 @@ from inferfleet_proto.internal.v1 import engine_pb2
 from services.common.config.settings import ConfigError
 from services.common.etcd.client import Etcd
 from services.common.etcd.registry import ENGINES_PREFIX
+from services.engine.contract.runner import StateBlock
 from services.engine.front.config import FrontConfig
 from services.engine.front.registration import RegistryEntry, choose_engine_id, engine_info
 
@@ -33,6 +34,7 @@ def test_compiled_rounds_are_registered_as_deterministic(mode, compiled, registe
         vocab_size=9,
         eos_token_ids=(1,),
         bit_identical=compiled,
+        state=StateBlock(8, 4) if compiled else None,
     )
     ready = SimpleNamespace(
         info=info, hash_namespace=b"n", block_size=4, num_blocks=9, max_model_len=9
@@ -46,6 +48,7 @@ def test_compiled_rounds_are_registered_as_deterministic(mode, compiled, registe
         address="h:1",
     )
     assert record.deterministic is registered
+    assert record.needs_state is compiled, "a balancer asks the index for snapshots too"
 
 
 async def _entry(etcd, key, holds):

@@ -62,10 +62,10 @@ class TensorParallelRunner(ModelRunner):
             weights_bytes=own.weights_bytes + self._others_bytes,
         )
 
-    def allocate(self, num_blocks: int) -> None:
-        """See Runner."""
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
+        """See Runner; no model that is split over ranks has state."""
         self._ranks.send(Allocate(num_blocks))
-        super().allocate(num_blocks)
+        super().allocate(num_blocks, num_states)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner."""

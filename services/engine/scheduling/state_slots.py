@@ -1,0 +1,110 @@
+"""`StateSlots`: which slot of fixed-size state is whose, and which snapshots can be restarted from.
+
+A slot is a running sequence's, a snapshot, or free; see `contract.runner.StateBlock`. Snapshots are
+found by the hash of the block at whose end they were taken, and evicted, the oldest first, when a
+sequence or a newer snapshot needs a slot. A snapshot never changes: a sequence gets a copy.
+"""
+
+import math
+
+from services.common.block_hash import BlockHash
+from services.engine.contract.messages import StoredBlocks
+from services.engine.scheduling.blocks import Blocks
+from services.engine.scheduling.cache_events import CacheEvents
+from services.engine.scheduling.sequence import Sequence
+
+_ALIGNED_SHARE = 0.75
+"""A chunk that the budget cuts ends at a boundary if it keeps at least this share of its tokens."""
+
+
+class StateSlots:
+    """Slots 1 to `num_slots`; owned by the block manager, which allocates them with blocks."""
+
+    def __init__(self, num_slots: int, boundary: int, block_size: int, events: CacheEvents) -> None:
+        """Args:
+        boundary: see `StateBlock.boundary`.
+        """
+        self.slots = Blocks(num_slots, events, kind="state", whole_chains=False)
+        self.stride = math.lcm(boundary, block_size)
+        """Positions between two snapshots: they are at the end of a block and at a boundary."""
+        self._starts: dict[int, int | None] = {}
+        """Slots of sequences admitted since the last round → snapshot to restart from, if any."""
+
+    def cost(self, snapshot: int | None) -> int:
+        """Slots that stop being available when a sequence starts from this snapshot."""
+        return 1 + (snapshot is not None and self.slots.num_holders(snapshot) == 0)
+
+    def start(self, snapshot: int | None) -> int:
+        """Take a slot for a sequence; it is filled before the sequence's first round.
+
+        Args:
+            snapshot: where the sequence restarts; None at position 0. It is held for the copy.
+
+        Raises:
+            LookupError: no slot is available; see `cost`.
+        """
+        if snapshot is not None:
+            self.slots.share(snapshot)
+        slot = self.slots.take()
+        self._starts[slot] = snapshot
+        return slot
+
+    def cancel_start(self, slot: int) -> None:
+        """Forget that a slot is to be filled: its sequence leaves before its first round."""
+        snapshot = self._starts.pop(slot, None)
+        if snapshot is not None:
+            self.slots.drop(snapshot)
+
+    def take_starts(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Slots to clear, and (snapshot, slot) to copy, before the next round.
+
+        The caller takes over the reference of each snapshot.
+        """
+        starts, self._starts = self._starts, {}
+        clears = tuple(slot for slot, snapshot in starts.items() if snapshot is None)
+        copies = tuple((source, slot) for slot, source in starts.items() if source is not None)
+        return clears, copies
+
+    def held_for_starts(self) -> list[int]:
+        """Snapshots held for copies that no round has taken yet, for the integrity check."""
+        return [snapshot for snapshot in self._starts.values() if snapshot is not None]
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        """The snapshot at the end of this block; None if there is none."""
+        return self.slots.find(block_hash)
+
+    def take_for_snapshot(self) -> int | None:
+        """A slot for a new snapshot, which may evict the oldest one; None if none is available."""
+        return self.slots.take() if self.slots.num_available else None
+
+    def register(self, slot: int, block_hash: BlockHash) -> None:
+        """Make a slot from `take_for_snapshot` a snapshot; one of equal content frees it."""
+        self.slots.register(slot, block_hash, None)
+        self.slots.drop(slot)
+
+    def listed(self) -> list[StoredBlocks]:
+        """All snapshots, for the index."""
+        hashes = [block_hash for chain in self.slots.snapshot() for block_hash in chain.hashes]
+        return [StoredBlocks(hashes=hashes, parent=None, kind="state")] if hashes else []
+
+    def last_boundary(self, length: int) -> int:
+        """The last boundary that leaves at least one of `length` positions to compute."""
+        return (length - 1) // self.stride * self.stride
+
+    def cut_chunk(self, seq: Sequence, count: int) -> int:
+        """Most positions of a chunk of `count` that end where a snapshot is worth taking.
+
+        That is at the last boundary of the known tokens, where a longer prompt with the same
+        beginning restarts, and where the cache held more history than snapshots: another prompt
+        took another way there, so a third one may. A chunk that the budget cuts anyway ends at a
+        boundary if that costs little.
+        """
+        start, length = seq.num_computed, len(seq.tokens)
+        end = start + count
+        for mark in (seq.snapshot_at, self.last_boundary(length)):
+            if start < mark < end:
+                return mark - start
+        aligned = end // self.stride * self.stride - start
+        if end < length and aligned >= _ALIGNED_SHARE * count:
+            return aligned
+        return count
