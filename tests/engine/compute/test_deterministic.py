@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,17 +18,9 @@ from tests.marks import needs_vnni
 LENGTHS = (1, 2, 15, 16, 17, 127, 128, 129, 200)
 
 
-@pytest.fixture(scope="module")
-def folders(tiny_folders: dict, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    shape = TinyShape(kind="qwen3_moe", seed=4, tie_embeddings=False)
-    return tiny_folders | {"experts": write_tiny_model(tmp_path_factory.mktemp("m"), shape)}
-
-
-@pytest.fixture(
-    params=["tied", "experts", pytest.param("smollm2-135m-instruct", marks=pytest.mark.model)]
-)
-def model(request: pytest.FixtureRequest, folders: dict) -> str:
-    return str(folders.get(request.param, request.param))
+@pytest.fixture(params=["tied", pytest.param("smollm2-135m-instruct", marks=pytest.mark.model)])
+def model(request: pytest.FixtureRequest, tiny_folders: dict) -> str:
+    return str(tiny_folders.get(request.param, request.param))
 
 
 def _prompts() -> list[list[int]]:
@@ -72,6 +65,18 @@ def test_logits_are_bit_identical(
 ) -> None:
     run = drive(model, deterministic=True, block_size=block_size, num_blocks=400, **fields)
     prompts = _prompts() if "smollm2" not in model else [_prompts()[i] for i in (1, 4, 8)]
+    _check_company(run, prompts)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_of_experts_are_bit_identical(dtype: str, drive: Callable, tmp_path: Path) -> None:
+    """In the default mode too: the rounds are compiled."""
+    shape = TinyShape(kind="qwen3_moe", seed=4, tie_embeddings=False)
+    _check_company(drive(write_tiny_model(tmp_path, shape), dtype=dtype), _prompts())
+
+
+def _check_company(run, prompts: list[list[int]]) -> None:
+    """Alone and whole, in a batch, and in chunks: the same bits."""
     alone = _last_logits(run, prompts, 1000, batched=False)
     for chunk, batched in ((1000, True), (32, True), (7, False)):
         other = _last_logits(run, prompts, chunk, batched)
