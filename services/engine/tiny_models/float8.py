@@ -29,7 +29,8 @@ def e4m3_codes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     middle = _MIDDLES[np.minimum(code, len(_MIDDLES) - 1)]
     code += (size == middle) & (code % 2 == 1)
     code = np.minimum(code, len(MAGNITUDES) - 1)
-    return (code + 128 * np.signbit(values)).astype(np.uint8)
+    signed: NDArray[np.uint8] = (code + 128 * np.signbit(values)).astype(np.uint8)
+    return signed
 
 
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
