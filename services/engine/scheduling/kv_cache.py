@@ -299,7 +299,8 @@ class CacheEngine:
         Returns requests that hold no block any more.
         """
         collected = self._collected
-        steps = [entry.step for entry in (*self._pending, *self._saves)]
+        steps = [held.step for held in self._pending]
+        steps += [save.step for save in self._saves]
         released = self.collected(max(steps, default=collected))
         self._collected = collected
         return released

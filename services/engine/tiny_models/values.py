@@ -19,11 +19,11 @@ def tensor_values(tensor: TinyTensor, seed: int) -> NDArray[np.float32]:
     """
     drawn = uniform(math.prod(tensor.shape), _key(tensor.name, seed)).reshape(tensor.shape)
     if tensor.kind is Kind.NORM:
-        return np.float32(1) + drawn / np.float32(4)
+        return (1 + drawn / 4).astype(np.float32)
     if tensor.kind is Kind.BIAS:
-        return drawn / np.float32(4)
+        return (drawn / 4).astype(np.float32)
     spread = 1.0 if "embed" in tensor.name else 3.0 / math.sqrt(tensor.shape[-1])
-    return np.float32(spread) * drawn
+    return (spread * drawn).astype(np.float32)
 
 
 def uniform(count: int, key: int) -> NDArray[np.float32]:
