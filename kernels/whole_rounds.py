@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -153,9 +152,6 @@ class WholeRounds(Protocol):
             count: number of experts.
             read: the weight of one expert; called once for each, in order.
         """
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory for a part of a packed weight that was kept from an earlier start."""
 
     def cache(self, shape: tuple[int, ...]) -> Tensor:
         """Zeros for one layer's keys and values."""

@@ -46,10 +46,6 @@ class CompiledRounds:
             raise ValueError(f"count is {count}, it must be at least 1")
         return PackedWeight(panels, scales)
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See WholeRounds."""
-        return self._arena.empty(shape, dtype)
-
     def cache(self, shape: tuple[int, ...]) -> Tensor:
         """See WholeRounds; float32."""
         return zeros(shape, torch.float32)

@@ -6,7 +6,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ class FusedDecoder:
         max_positions: int,
         table_dtype: torch.dtype = torch.float32,
         count_rows: CountRows | None = None,
-        kept: Path | None = None,
+        kept: KeptWeights | None = None,
     ) -> None:
         """Pack the weights and make the program.
 
@@ -55,7 +54,7 @@ class FusedDecoder:
             max_positions: positions that a sequence may reach.
             table_dtype: number format of the embeddings; the round computes in float32.
             count_rows: is given the rows of each expert after each round.
-            kept: file of packed weights, which is read if it exists, and else written.
+            kept: the packed weights of earlier starts; those that it lacks are kept for later ones.
 
         Raises:
             ModelFileError: a tensor is missing, left over or of the wrong shape.
@@ -64,7 +63,7 @@ class FusedDecoder:
         self._rounds = rounds
         self._head_norms = head_norms
         self._count_rows = count_rows
-        self._kept = KeptWeights(kept, rounds.empty)
+        self._kept = kept or KeptWeights(None)
         reader = WeightReader(weights, torch.float32, torch.device("cpu"))
         table = WeightReader(weights, table_dtype, torch.device("cpu"))
         self._embedding = table.rows(EMBEDDING, config.vocab_size, config.hidden_size)

@@ -10,11 +10,11 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,28 +38,24 @@ _STALE_S = 120.0
 _HERE = Path(__file__).parent
 _SOURCES = (_HERE, _HERE.parent / "loader", Path(kept_files.__file__).parent / "compiled")
 
-Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
-
 
 class KeptWeights:
-    """The file of one model and kernel set.
+    """The file of one model and kernel set. One that exists is read at once, on a thread.
 
     Args:
         path: where it is or will be; None keeps nothing.
-        allocate: makes tensors that the file is read into.
     """
 
-    def __init__(self, path: Path | None, allocate: Allocate) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._allocate = allocate
         self._entries: dict[str, Any] = {}
-        self._data_at = 0
+        self._data = torch.empty(0, dtype=torch.uint8)
         self._new: dict[str, Tensor] = {}
-        self._file: io.FileIO | None = None
-        """Open while the model is read: another process may delete the name meanwhile."""
+        self._reading: threading.Thread | None = None
+        self._error: OSError | None = None
         if path is not None:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                self._read_head(path)
+                self._begin_reading(path)
 
     @property
     def complete(self) -> bool:
@@ -85,12 +81,10 @@ class KeptWeights:
         return packed
 
     def save(self) -> threading.Thread | None:
-        """Close the file, and write what was added, on a thread; None if that is nothing.
+        """Write what was added, on a thread; None if that is nothing.
 
         An error is logged and changes nothing.
         """
-        if self._file is not None:
-            self._file.close()
         new, self._new = self._new, {}
         path = self._path
         size = sum(tensor.nbytes for tensor in new.values())
@@ -102,33 +96,46 @@ class KeptWeights:
         thread.start()
         return thread
 
-    def _read_head(self, path: Path) -> None:
+    def _begin_reading(self, path: Path) -> None:
+        from kernels.compiled.pages import zeros  # only compiled rounds keep weights
+
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(io.FileIO(path))
             head_bytes = int.from_bytes(file.read(8), "little")
             if head_bytes > 1 << 24:
                 raise ValueError("no head")
             head = json.loads(file.read(head_bytes))
-            self._data_at = 8 + head_bytes
-            if os.fstat(file.fileno()).st_size != self._data_at + head["bytes"]:
+            size, entries = head["bytes"], head["entries"]
+            if os.fstat(file.fileno()).st_size != 8 + head_bytes + size:
                 raise ValueError("cut short")
             with contextlib.suppress(OSError):  # a folder that cannot be written can be read
                 os.utime(path)  # it is in use: others are deleted first
-            self._file, self._entries = file, head["entries"]
+            self._data, self._entries = zeros((size,), torch.uint8), entries
             stack.pop_all()
+        self._reading = threading.Thread(target=self._read, args=(file,), name="read-weights")
+        self._reading.start()
+
+    def _read(self, file: io.FileIO) -> None:
+        wanted = self._data.numpy().data
+        try:
+            with file:
+                while wanted:
+                    count = file.readinto(wanted)
+                    if not count:
+                        raise OSError(f"{self._path} is cut short")
+                    wanted = wanted[count:]
+        except OSError as error:
+            self._error = error
 
     def _load(self, name: str) -> Tensor:
-        assert self._file is not None
+        if self._reading is not None:
+            self._reading.join()
+        if self._error is not None:
+            raise self._error
         shape, kind, at = self._entries[name]
-        target = self._allocate(tuple(shape), getattr(torch, kind))
-        wanted = target.view(-1).view(torch.uint8).numpy().data
-        self._file.seek(self._data_at + at)
-        while wanted:
-            count = self._file.readinto(wanted)
-            if not count:
-                raise OSError(f"{self._path} is cut short")
-            wanted = wanted[count:]
-        return target
+        dtype: torch.dtype = getattr(torch, kind)
+        size = math.prod(shape) * dtype.itemsize
+        return self._data[at : at + size].view(dtype).view(tuple(shape))
 
 
 def kept_peak(path: Path | None, key: str) -> int | None:

@@ -17,6 +17,7 @@ from services.engine.compute.models.cache_tensors import CacheTensor
 from services.engine.compute.models.decoder import Decoder
 from services.engine.compute.models.fused import CountRows, FusedDecoder
 from services.engine.compute.models.input_metadata import InputMetadata
+from services.engine.compute.models.kept_weights import KeptWeights
 from services.engine.compute.models.moe import RunExperts
 from services.engine.contract.model_config import ModelConfig
 
@@ -98,6 +99,7 @@ def make_model(
         UnsupportedError: the kernel set does not serve the model.
     """
     if kernels.whole_rounds is not None:
+        kept_weights = KeptWeights(kept)  # read while the next lines load what was compiled
         return FusedDecoder(
             config,
             weights,
@@ -107,7 +109,7 @@ def make_model(
             max_positions=max_positions,
             table_dtype=dtype,
             count_rows=count_rows,
-            kept=kept,
+            kept=kept_weights,
         )
     return Decoder(
         ARCHITECTURES[config.architecture],

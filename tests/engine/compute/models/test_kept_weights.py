@@ -16,10 +16,6 @@ from services.engine.contract.config import EngineConfig
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 
 
-def empty(shape, dtype):
-    return torch.empty(shape, dtype=dtype)
-
-
 @pytest.fixture(autouse=True)
 def small_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(kept_weights, "LEAST_BYTES", 1)
@@ -36,7 +32,7 @@ def packed():
 
 
 def keep(path, packed):
-    kept = KeptWeights(path, empty)
+    kept = KeptWeights(path)
     assert not kept.complete
     for name, weight in packed.items():
         assert kept.add(name, weight) is weight
@@ -48,7 +44,7 @@ def keep(path, packed):
 def test_what_was_kept_is_read_bit_for_bit(tmp_path, packed):
     path = tmp_path / "m.weights"
     keep(path, packed)
-    kept = KeptWeights(path, empty)
+    kept = KeptWeights(path)
     assert kept.complete
     path.unlink()  # another process makes room
     for name, weight in packed.items():
@@ -67,9 +63,20 @@ def test_a_damaged_file_is_made_anew(tmp_path, packed, damage):
     data = path.read_bytes()
     path.write_bytes({"cut": data[:-1], "empty": b"", "noise": os.urandom(64)}[damage])
     keep(path, packed)
-    made = KeptWeights(path, empty)
+    made = KeptWeights(path)
     assert made.complete
     made.save()
+
+
+def test_a_file_that_ends_while_it_is_read_is_an_error(tmp_path, packed, monkeypatch):
+    path = tmp_path / "m.weights"
+    keep(path, packed)
+    whole = path.stat()
+    path.write_bytes(path.read_bytes()[:-1])
+    monkeypatch.setattr(kept_weights.os, "fstat", lambda _: whole)
+    kept = KeptWeights(path)
+    with pytest.raises(OSError, match="cut short"):
+        kept.load("a")
 
 
 def test_nothing_is_kept_without_a_path_or_of_a_small_model(tmp_path, packed, monkeypatch):
