@@ -25,7 +25,7 @@ class ExpertBuffers:
         self.counts = torch.zeros(routed.layers, routed.experts, dtype=torch.int64)
         """[layers with experts, experts]: rows of each expert in the last round."""
         self._ends = torch.zeros(routed.experts, dtype=torch.int64)
-        self._active = torch.zeros(1 + routed.experts, dtype=torch.int64)
+        self._active = torch.zeros(routed.layers, 1 + routed.experts, dtype=torch.int64)
         values = {
             j.EXPERTS: routed.experts,
             j.TOP_K: routed.top_k,

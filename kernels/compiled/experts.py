@@ -9,7 +9,7 @@ from kernels.compiled import job as j
 from kernels.compiled.phases import wait_for
 from kernels.compiled.primitives import compiled, fetch_add, floats, ints, signed_bytes, words
 from kernels.compiled.products import float_rows, multiply_rows
-from kernels.compiled.routing import choose_row, group_rows
+from kernels.compiled.routing import active_experts, choose_row, group_rows
 from kernels.compiled.rows import end_row, quantize, silu_mul
 from kernels.compiled.tiles import PANEL, STORE
 
@@ -104,7 +104,7 @@ def multiply_experts(
     table = ints(job)
     weights = layer + j.INT64_BYTES * (j.WEIGHTS + j.WEIGHT_SIZE * part)
     counts = ints(table[j.COUNTS] + j.INT64_BYTES * table[j.EXPERTS] * ints(layer)[j.ROUTED])
-    active, ends = ints(table[j.ACTIVE]), ints(table[j.ENDS])
+    active, ends = active_experts(job, layer), ints(table[j.ENDS])
     stride, source = table[j.GATHERED_WIDE_STRIDE], job + j.INT64_BYTES * j.GATHERED
     panels = (outputs + PANEL - 1) // PANEL
     pieces = active[0] * panels

@@ -107,7 +107,9 @@ SOURCES = 44
 ENDS = 45
 """Address: [E] int64, the place behind each expert's last one."""
 ACTIVE = 46
-"""Address: [1 + E] int64: how many experts have rows, then these experts, ascending."""
+"""Address: [layers with experts, 1 + E] int64: how many experts have rows, then these experts,
+ascending. Each layer has its own, because a thread that comes late to a layer must read its count:
+by then others may have grouped the rows of later layers."""
 COUNTS = 47
 """Address: [layers with experts, E] int64, rows of each expert in this round."""
 GATHERED = 48

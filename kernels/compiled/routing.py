@@ -4,6 +4,7 @@ Arguments are addresses of float32 values, unless a docstring names another type
 """
 
 import math
+from typing import Any
 
 from numpy import float32
 
@@ -50,6 +51,13 @@ def choose_row(job: int, row: int) -> None:
 
 
 @compiled
+def active_experts(job: int, layer: int) -> Any:
+    """The layer's row of ACTIVE."""
+    table = ints(job)
+    return ints(table[j.ACTIVE] + j.INT64_BYTES * (1 + table[j.EXPERTS]) * ints(layer)[j.ROUTED])
+
+
+@compiled
 def group_rows(job: int, layer: int) -> None:
     """Order all rows by expert, and those of an expert as they come.
 
@@ -60,7 +68,7 @@ def group_rows(job: int, layer: int) -> None:
     choices = top_k * table[j.ROWS]
     counts = ints(table[j.COUNTS] + j.INT64_BYTES * experts * ints(layer)[j.ROUTED])
     chosen, places = ints(table[j.CHOSEN]), ints(table[j.PLACES])
-    ends, active = ints(table[j.ENDS]), ints(table[j.ACTIVE])
+    ends, active = ints(table[j.ENDS]), active_experts(job, layer)
     for expert in range(experts):
         counts[expert] = 0
     for choice in range(choices):

@@ -2,7 +2,8 @@
 
 A phase is a number of pieces of work: rows, tiles or panels. Threads take the next piece until none
 is left, and continue with the next phase when all pieces are done. No thread waits for one that has
-taken no piece, so a thread that the scheduler has suspended delays nothing.
+taken no piece, so a thread that the scheduler has suspended delays nothing. It may come to a phase
+when others are layers ahead: what tells how many pieces a phase has must last as long as the job.
 """
 
 from kernels.compiled import job as j

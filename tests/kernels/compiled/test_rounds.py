@@ -16,6 +16,7 @@ from kernels import dispatch
 from kernels.compiled import machine as jit_machine
 from kernels.compiled.machine import PANEL_VECTORS, machine
 from kernels.compiled.packing import pack_bfloat16, pack_floats, pack_int8
+from kernels.compiled.step import run_thread
 from kernels.compiled.tiles import PANEL
 from tests.kernels.compiled.decoder import CASES, LENGTHS, SMALL, Model, Rounds
 
@@ -57,6 +58,33 @@ def test_batch_chunks_and_threads_change_no_bit(name: str, pack) -> None:
             for seq, parts_of in enumerate(got):
                 assert torch.equal(torch.cat(parts_of), want[seq]), (threads, chunk, seq)
         rounds.program.close()
+
+
+def test_a_thread_that_comes_late_finds_nothing_to_do() -> None:
+    """It runs the whole job after the others, which grouped the rows of a later layer meanwhile."""
+    model = copy(CASES["experts"])
+    first, second = model.layers
+    same = torch.zeros_like(first.router)  # all rows choose the same experts
+    model.layers = [replace(first, router=same), second]
+    rounds = Rounds(model, model.program(1), LENGTHS)
+    _whole(rounds)
+    counts = rounds.program.expert_rows()
+    assert (counts[0] > 0).sum() < (counts[1] > 0).sum()
+    program = rounds.program
+    run = program._team.run
+
+    def run_and_come_late(phases: int) -> None:
+        run(phases)
+        job = program._team.job
+        late = threading.Thread(target=run_thread, args=(job.data_ptr(), 0, 0), daemon=True)
+        late.start()
+        late.join(20)
+        assert not late.is_alive(), "it waits for pieces that nobody takes"
+
+    want = _whole(rounds)
+    program._team.run = run_and_come_late
+    for got, logits in zip(_whole(rounds), want, strict=True):
+        assert torch.equal(got, logits)
 
 
 def _round_weights(model: Model) -> Model:
