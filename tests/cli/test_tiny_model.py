@@ -28,9 +28,9 @@ def test_without_an_architecture_it_lists_them(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tiny-model", "bert", "--out", "m"], "architecture 'bert' is none of llama"),
+        (["tiny-model", "bert", "--out", "m"], "architecture 'bert' is none of deepseek_v3"),
         (["tiny-model", "llama", "--out", "m", "--format", "x"], "format 'x' is none of"),
-        (["up", "--model", "tiny:bert"], "architecture 'bert' is none of llama"),
+        (["up", "--model", "tiny:bert"], "architecture 'bert' is none of deepseek_v3"),
         (["up", "--model", "tiny:llama:x"], "format 'x' is none of"),
     ],
     ids=" ".join,

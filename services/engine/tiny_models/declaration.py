@@ -19,6 +19,9 @@ class Kind(Enum):
     NORM = "norm"
     """Near one."""
     BIAS = "bias"
+    """Near zero: biases, sinks, and norms to which the model adds one."""
+    STACK = "stack"
+    """[experts, in, out], one matrix per expert; no format quantises it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class TinyTensor:
     kind: Kind = Kind.MATRIX
     float32: bool = False
     """Stored as float32 in every format."""
+    scale: float = 1.0
+    """What random values are multiplied with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +66,7 @@ class Declaration:
     """The tensors that follow from a whole config.json."""
     check: Callable[[Config], None] = field(default=lambda config: None)
     """Raises ValueError, naming the key, if the sizes of a config do not fit one another."""
+    formats: tuple[str, ...] = ("float32", "bfloat16", "fp8")
+    """Names of the formats that its weights may have."""
     control_tokens: ControlTokens = CHAT_TOKENS
     chat_template: str = CHAT_TEMPLATE

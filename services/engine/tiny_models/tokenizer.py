@@ -1,5 +1,6 @@
 """A small byte-level BPE tokenizer with control tokens."""
 
+import functools
 import itertools
 from collections import Counter
 
@@ -28,8 +29,7 @@ def make_tokenizer(control: ControlTokens) -> Tokenizer:
     """All bytes, the most common pairs of a short text, then the control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    words = Counter(word for word, _ in splitter.pre_tokenize_str(_TEXT))
-    merges = _learn({tuple(word): count for word, count in words.items()})
+    merges = list(_learned())
     vocabulary = [*alphabet, *(left + right for left, right in merges)]
     tokenizer = Tokenizer(
         BPE(vocab={token: index for index, token in enumerate(vocabulary)}, merges=merges)
@@ -39,6 +39,14 @@ def make_tokenizer(control: ControlTokens) -> Tokenizer:
     tokens = (control.begin, *control.ends, *control.others)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in tokens])
     return tokenizer
+
+
+@functools.cache
+def _learned() -> tuple[tuple[str, str], ...]:
+    """The merges of the text; kept, as a process may write several models."""
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    words = Counter(word for word, _ in splitter.pre_tokenize_str(_TEXT))
+    return tuple(_learn({tuple(word): count for word, count in words.items()}))
 
 
 def _learn(words: dict[tuple[str, ...], int]) -> list[tuple[str, str]]:

@@ -22,8 +22,9 @@ def tensor_values(tensor: TinyTensor, seed: int) -> NDArray[np.float32]:
         return (1 + drawn / 4).astype(np.float32)
     if tensor.kind is Kind.BIAS:
         return (drawn / 4).astype(np.float32)
-    spread = 1.0 if "embed" in tensor.name else 3.0 / math.sqrt(tensor.shape[-1])
-    return (spread * drawn).astype(np.float32)
+    inputs = tensor.shape[-2] if tensor.kind is Kind.STACK else tensor.shape[-1]
+    spread = 1.0 if "embed" in tensor.name else 3.0 / math.sqrt(inputs)
+    return (spread * tensor.scale * drawn).astype(np.float32)
 
 
 def uniform(count: int, key: int) -> NDArray[np.float32]:

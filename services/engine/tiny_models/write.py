@@ -51,16 +51,20 @@ def write_tiny_model(
 
     Args:
         folder: made if it does not exist; must be empty, or made by this function.
-        number_format: one of FORMATS.
+        number_format: one of FORMATS that the architecture has.
         changes: values of config.json other than those of the declaration.
 
     Raises:
         TinyModelError: an argument is invalid; nothing is written.
         OSError: the folder cannot be written.
     """
-    declaration = DECLARATIONS[find_architecture(architecture)]
-    if number_format not in FORMATS:
-        raise TinyModelError(f"format {number_format!r} is none of {', '.join(FORMATS)}")
+    architecture = find_architecture(architecture)
+    declaration = DECLARATIONS[architecture]
+    if number_format not in declaration.formats:
+        known = ", ".join(declaration.formats)
+        raise TinyModelError(
+            f"format {number_format!r} is none of {known}, those of {architecture}"
+        )
     if folder.exists() and not _may_replace(folder):
         raise TinyModelError(
             f"{folder}: exists, and was not written by this command: choose another folder"

@@ -1,6 +1,8 @@
 """What transformers makes of the folders that the tool writes; no test needs transformers.
 
-    python -m tests.engine.tiny_models.golden     writes tests/data/tiny_tool_golden.json
+    python -m tests.engine.tiny_models.golden [ARCH ...]
+
+writes tests/data/tiny_tool_golden.json: the entries of these architectures, or of all, anew.
 
 Each entry has the digest of the weights, the ids of a chat and of a text, and greedy tokens up to
 the first step whose two best logits are closer than MIN_MARGIN.
@@ -8,6 +10,7 @@ the first step whose two best logits are closer than MIN_MARGIN.
 
 import hashlib
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ FILE = Path(__file__).parents[2] / "data" / "tiny_tool_golden.json"
 CHAT = [{"role": "user", "content": "What is the capital of France? Zürich?"}]
 TEXT = "Once upon a time there was a small machine, 日本."
 NEW_TOKENS = 32
-MIN_MARGIN = 0.01
+MIN_MARGIN = 0.001
 
 
 def digest(folder: Path) -> str:
@@ -59,12 +62,16 @@ def _greedy(model: Any, prompt: list[int]) -> list[int]:
 
 def main() -> None:
     """Write the file."""
-    entries = {}
+    import torch
+
+    torch.set_num_threads(1)
+    entries = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     with tempfile.TemporaryDirectory() as root:
-        for name in DECLARATIONS:
+        for name in sys.argv[1:] or DECLARATIONS:
             entries[name] = _entry(write_tiny_model(Path(root) / name, name))
-            print(name, [len(output) for output in entries[name]["outputs"]])
-    FILE.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+            print(name, [len(output) for output in entries[name]["outputs"]], flush=True)
+    ordered = {name: entries[name] for name in DECLARATIONS if name in entries}
+    FILE.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

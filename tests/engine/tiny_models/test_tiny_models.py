@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.contract.config import EngineConfig
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.model_files import load_text_assets
 from services.engine.offline.llm import LLM
@@ -43,6 +45,27 @@ def test_a_folder_gives_the_tokens_of_transformers(name: str, tmp_path: Path) ->
         assert list(text.prompt_token_ids) == entry["prompts"][1]
         found = llm.generate(entry["prompts"], limits)
     assert [list(output.choices[0].token_ids) for output in found] == entry["outputs"]
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_engines_read_its_smallest_format(name: str, tmp_path: Path) -> None:
+    """FP8 where the architecture has it; the shapes of two layers follow from config.json."""
+    number_format = DECLARATIONS[name].formats[-1]
+    changes = {"num_hidden_layers": 2, "hidden_size": 192}
+    folder = write_tiny_model(tmp_path / "m", name, number_format=number_format, changes=changes)
+    stored = {value.dtype for value in load_file(folder / "model.safetensors").values()}
+    assert (torch.float8_e4m3fn in stored) == (number_format == "fp8")
+    ModelRunner(EngineConfig(model=str(folder), num_blocks=4)).close()
+
+
+def test_correction_biases_are_float32_in_every_format(tmp_path: Path) -> None:
+    """As published: bfloat16 would move the choice of experts."""
+    folder = write_tiny_model(tmp_path / "m", "deepseek-v3", number_format="fp8")
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    assert weights[name].dtype == torch.float32
+    assert weights["model.layers.1.mlp.gate.weight"].dtype == torch.bfloat16
+    assert weights["model.layers.1.self_attn.kv_b_proj.weight_scale_inv"].shape == (1, 1)
 
 
 def test_names_sizes_and_ends_of_a_folder(tmp_path: Path) -> None:
@@ -113,17 +136,35 @@ def test_rounding_of_every_code_and_every_middle() -> None:
     assert torch.equal(bits, halves.to(torch.bfloat16))
 
 
+def _of(architecture: str, number_format: str = "float32", **changes: object) -> dict:
+    """Arguments of `write_tiny_model`."""
+    return {"architecture": architecture, "number_format": number_format, "changes": changes}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"architecture": "bert"}, "architecture 'bert' is none of llama, mistral"),
-        ({"number_format": "int3"}, "format 'int3' is none of float32, bfloat16, fp8"),
+        ({"architecture": "bert"}, "architecture 'bert' is none of deepseek_v3, .*, qwen3_moe$"),
+        ({"number_format": "int3"}, "format 'int3' is none of float32, bfloat16, fp8, those of q"),
+        (_of("gpt-oss", number_format="fp8"), "'fp8' is none of float32, bfloat16, those of gpt_"),
         ({"changes": {"hiden_size": 1}}, "no key 'hiden_size' to change, only .*hidden_size"),
         ({"changes": {"vocab_size": 100}}, "vocab_size 100 is less than the tokenizer's 512"),
         ({"changes": {"hidden_size": "a"}}, "hidden_size must be a positive integer, got 'a'"),
         ({"changes": {"num_attention_heads": 3}}, "num_attention_heads 3 is no multiple of .* 2"),
         ({"changes": {"head_dim": 7}}, "head_dim 7 is odd"),
         ({"changes": {"num_experts_per_tok": 9}}, "num_experts_per_tok 9 is above num_experts 8"),
+        (_of("mixtral", num_experts_per_tok=9), "_per_tok 9 is above num_local_experts 8"),
+        (_of("gemma3", sliding_window=0), "sliding_window must be a positive integer, got 0"),
+        (_of("glm4-moe", n_group=3), "n_group 3 does not make groups of 2 of 8 experts"),
+        (_of("glm4-moe", n_group=8), "n_group 8 does not make groups of 2 of 8 experts"),
+        (_of("glm4-moe", topk_group=5), "topk_group 5 is above n_group 4"),
+        (_of("deepseek-v3", num_experts_per_tok=5), "5 is above the 4 experts of topk_group 2"),
+        (_of("deepseek-v3", first_k_dense_replace=-1), "first_k_dense_replace must be 0 to 4, got"),
+        (_of("deepseek-v3", num_key_value_heads=2), "heads 2 must be num_attention_heads 4"),
+        (_of("deepseek-v3", qk_rope_head_dim=7), "qk_rope_head_dim 7 is odd"),
+        (_of("deepseek-v3", index_topk=8), "no key 'index_topk' to change"),
+        (_of("deepseek-v32", index_head_dim=4), "index_head_dim 4 is below qk_rope_head_dim 8"),
+        (_of("deepseek-v32", index_topk=0), "index_topk must be a positive integer, got 0"),
     ],
     ids=str,
 )

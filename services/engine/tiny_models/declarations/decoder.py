@@ -20,39 +20,56 @@ SIZES = {
 """Small, but with several heads per key head and more than one block of 128 in a feed-forward."""
 
 
-def ends(config: Config) -> Iterator[TinyTensor]:
+def ends(
+    config: Config, *, norm: Kind = Kind.NORM, embedding_scale: float = 1.0
+) -> Iterator[TinyTensor]:
     """Embeddings, last norm and head."""
     vocabulary, hidden = config["vocab_size"], config["hidden_size"]
-    yield TinyTensor("model.embed_tokens.weight", (vocabulary, hidden), Kind.PLAIN)
-    yield TinyTensor("model.norm.weight", (hidden,), Kind.NORM)
+    name = "model.embed_tokens.weight"
+    yield TinyTensor(name, (vocabulary, hidden), Kind.PLAIN, scale=embedding_scale)
+    yield TinyTensor("model.norm.weight", (hidden,), norm)
     if not config["tie_word_embeddings"]:
         yield TinyTensor("lm_head.weight", (vocabulary, hidden), Kind.PLAIN)
 
 
 def attention(
-    config: Config, at: str, *, biases: bool = False, head_norms: bool = False
+    config: Config,
+    at: str,
+    *,
+    biases: bool = False,
+    output_bias: bool = False,
+    head_norms: bool = False,
+    norm: Kind = Kind.NORM,
 ) -> Iterator[TinyTensor]:
-    """Grouped-query attention of the layer `at`, and the norm before it."""
+    """Grouped-query attention of the layer `at`, and the norms before and after it."""
     hidden, width = config["hidden_size"], config["head_dim"]
     queries = config["num_attention_heads"] * width
     keys = config["num_key_value_heads"] * width
-    yield TinyTensor(f"{at}.input_layernorm.weight", (hidden,), Kind.NORM)
+    yield TinyTensor(f"{at}.input_layernorm.weight", (hidden,), norm)
     for part, rows in (("q", queries), ("k", keys), ("v", keys)):
         yield TinyTensor(f"{at}.self_attn.{part}_proj.weight", (rows, hidden))
         if biases:
             yield TinyTensor(f"{at}.self_attn.{part}_proj.bias", (rows,), Kind.BIAS)
     yield TinyTensor(f"{at}.self_attn.o_proj.weight", (hidden, queries))
+    if output_bias:
+        yield TinyTensor(f"{at}.self_attn.o_proj.bias", (hidden,), Kind.BIAS)
     if head_norms:
-        yield TinyTensor(f"{at}.self_attn.q_norm.weight", (width,), Kind.NORM)
-        yield TinyTensor(f"{at}.self_attn.k_norm.weight", (width,), Kind.NORM)
-    yield TinyTensor(f"{at}.post_attention_layernorm.weight", (hidden,), Kind.NORM)
+        yield TinyTensor(f"{at}.self_attn.q_norm.weight", (width,), norm)
+        yield TinyTensor(f"{at}.self_attn.k_norm.weight", (width,), norm)
+    yield TinyTensor(f"{at}.post_attention_layernorm.weight", (hidden,), norm)
 
 
-def gated(at: str, hidden: int, middle: int) -> Iterator[TinyTensor]:
+def gated(
+    at: str,
+    hidden: int,
+    middle: int,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Iterator[TinyTensor]:
     """A gated feed-forward, or one expert."""
-    yield TinyTensor(f"{at}.gate_proj.weight", (middle, hidden))
-    yield TinyTensor(f"{at}.up_proj.weight", (middle, hidden))
-    yield TinyTensor(f"{at}.down_proj.weight", (hidden, middle))
+    gate, up, down = names
+    yield TinyTensor(f"{at}.{gate}.weight", (middle, hidden))
+    yield TinyTensor(f"{at}.{up}.weight", (middle, hidden))
+    yield TinyTensor(f"{at}.{down}.weight", (hidden, middle))
 
 
 def layers(config: Config) -> Iterator[tuple[int, str]]:
@@ -83,3 +100,15 @@ def check_sizes(config: Config, *keys: str) -> None:
     for key in keys:
         if type(config[key]) is not int or config[key] < 1:
             raise ValueError(f"{key} must be a positive integer, got {config[key]!r}")
+
+
+def check_experts(config: Config, experts: str) -> None:
+    """Check the number of experts, under the key `experts`, and of the chosen ones.
+
+    Raises:
+        ValueError: one is no positive integer, or more are chosen than there are.
+    """
+    check_sizes(config, experts, "num_experts_per_tok")
+    chosen = config["num_experts_per_tok"]
+    if chosen > config[experts]:
+        raise ValueError(f"num_experts_per_tok {chosen} is above {experts} {config[experts]}")

@@ -22,10 +22,8 @@ def _tensors(config: Config) -> Iterator[TinyTensor]:
 
 def _check(config: Config) -> None:
     decoder.check_heads(config)
-    decoder.check_sizes(config, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    chosen, experts = config["num_experts_per_tok"], config["num_experts"]
-    if chosen > experts:
-        raise ValueError(f"num_experts_per_tok {chosen} is above num_experts {experts}")
+    decoder.check_sizes(config, "moe_intermediate_size")
+    decoder.check_experts(config, "num_experts")
 
 
 QWEN3_MOE = Declaration(
