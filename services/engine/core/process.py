@@ -191,6 +191,7 @@ def _ready(engine: LLMEngine) -> CoreReady:
         num_blocks=memory.num_blocks,
         max_model_len=memory.max_model_len,
         kv_bytes=memory.kv_bytes,
+        max_num_seqs=engine.scheduler.max_running,
     )
 
 
@@ -204,12 +205,15 @@ def _log_memory(engine: LLMEngine, config: EngineConfig) -> None:
         memory.num_positions / memory.max_model_len,
         memory.max_model_len,
     )
-    if config.max_num_seqs > config.max_num_batched_tokens:
+    if config.max_num_seqs > engine.scheduler.max_running:
         log.warning(
             "max_num_seqs: only %d of %d sequences can run at once; each takes one token per round "
-            "of max_num_batched_tokens",
-            config.max_num_batched_tokens,
+            "of max_num_batched_tokens%s",
+            engine.scheduler.max_running,
             config.max_num_seqs,
+            f" and one of {memory.num_states} slots of state (state_slots, kv_memory)"
+            if memory.num_states
+            else "",
         )
 
 
