@@ -185,7 +185,10 @@ def test_slots_take_at_most_half_of_the_memory():
     assert (plan.num_states, plan.state_bytes) == (8, 45_000)
     assert plan.kv_bytes <= 1_000_000
     assert KVCacheManager.plan(config, INFO, 66_000).num_states == 5
-    assert KVCacheManager.plan(EngineConfig(num_blocks=3, max_num_seqs=4), INFO, 0).num_states == 8
+    few = EngineConfig(num_blocks=3, max_num_seqs=4)
+    assert KVCacheManager.plan(few, INFO, 0).num_states == 8
+    uncached = replace(few, prefix_cache=False)
+    assert KVCacheManager.plan(uncached, INFO, 0).num_states == 4, "none for snapshots"
 
 
 def test_memory_without_room_for_one_request_and_its_state_names_what_would_fit():
