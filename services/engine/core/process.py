@@ -11,6 +11,7 @@ host's work on n+1 still overlap.
 import argparse
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -214,6 +215,17 @@ def _log_memory(engine: LLMEngine, config: EngineConfig) -> None:
             f" and one of {memory.num_states} slots of state (state_slots, kv_memory)"
             if memory.num_states
             else "",
+        )
+    state = engine.info.state
+    stride = math.lcm(state.boundary, memory.block_size) if state and config.prefix_cache else 0
+    if stride >= memory.max_model_len:
+        log.warning(
+            "block_size: no prefix can be reused: snapshots of the model's state end at a multiple "
+            "of %d tokens (its boundary is %d, block_size %d), and max_model_len is %d",
+            stride,
+            state.boundary if state else 0,
+            memory.block_size,
+            memory.max_model_len,
         )
 
 

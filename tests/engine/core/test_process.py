@@ -113,6 +113,18 @@ def test_a_core_says_how_many_sequences_can_run(harness, caplog, monkeypatch, sc
     assert warned is (config.max_num_seqs == 5)
 
 
+@pytest.mark.parametrize(("boundary", "cache", "warned"), [(24, 1, 1), (24, 0, 0), (12, 1, 0)])
+def test_a_boundary_that_no_prompt_reaches_is_warned_of(
+    harness, caplog, monkeypatch, boundary, cache, warned
+):
+    sent = queue.Queue()
+    monkeypatch.setattr(CoreEnd, "send", lambda self, messages: [sent.put(m) for m in messages])
+    model = SimulatedModel(max_model_len=24, state_boundary=boundary)
+    harness(lambda: SimulatedRunner(4, model), replace(CONFIG, prefix_cache=bool(cache)))
+    sent.get(timeout=30)
+    assert ("block_size: no prefix can be reused" in caplog.text) is bool(warned)
+
+
 def test_an_idle_core_reports_the_expert_loads_of_its_last_rounds(harness, monkeypatch):
     counted, original = threading.Event(), CoreEnd.send
 
