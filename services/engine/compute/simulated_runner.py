@@ -90,7 +90,8 @@ class SimulatedModel:
         """Parse the option `simulate`: e.g. `vocab_size=512,token_us=10`; `yes` for the defaults.
 
         Raises:
-            ConfigError: a name is unknown or a value is not a number.
+            ConfigError: a name is unknown, a value is not a number or below 0, or the model would
+                have both a window and a state.
         """
         known = {f.name: float if f.type in (float, "float") else int for f in fields(cls)}
         values: dict[str, float] = {}
@@ -102,6 +103,10 @@ class SimulatedModel:
                 values[name] = known[name](value)
             except ValueError as error:
                 raise ConfigError(f"simulate: {name}={value!r} is not a number") from error
+            if values[name] < 0:
+                raise ConfigError(f"simulate: {name}={value} is below 0")
+        if values.get("window") and values.get("state_boundary"):
+            raise ConfigError("simulate: use window or state_boundary, not both")
         return cls(**values)  # type: ignore[arg-type]
 
 

@@ -43,7 +43,8 @@ class EngineConfig:
     state_slots: int = setting(
         0,
         "slots of fixed-size state, for models that have it: one per running sequence, the others "
-        "hold snapshots; 0 is twice max_num_seqs, in at most half of kv_memory",
+        "hold snapshots; 0 is twice max_num_seqs (once without prefix_cache), but at most half of "
+        "kv_memory and at least one",
         low=0,
     )
     max_num_seqs: int = setting(64, "sequences running at once", low=1, high=4096)

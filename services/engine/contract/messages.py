@@ -215,6 +215,9 @@ class CoreReady(msgspec.Struct, tag=True, frozen=True):
     """Longest prompt plus output of this engine; at most the model's (`info.max_model_len`)."""
     kv_bytes: int
     """Memory of all blocks."""
+    max_num_seqs: int
+    """Sequences that can run at once: at most the configured ones, less if a round's tokens or the
+    slots of state are fewer."""
 
 
 class CoreFailed(msgspec.Struct, tag=True, frozen=True):

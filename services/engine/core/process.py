@@ -11,6 +11,7 @@ host's work on n+1 still overlap.
 import argparse
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -191,6 +192,7 @@ def _ready(engine: LLMEngine) -> CoreReady:
         num_blocks=memory.num_blocks,
         max_model_len=memory.max_model_len,
         kv_bytes=memory.kv_bytes,
+        max_num_seqs=engine.scheduler.max_running,
     )
 
 
@@ -204,12 +206,26 @@ def _log_memory(engine: LLMEngine, config: EngineConfig) -> None:
         memory.num_positions / memory.max_model_len,
         memory.max_model_len,
     )
-    if config.max_num_seqs > config.max_num_batched_tokens:
+    if config.max_num_seqs > engine.scheduler.max_running:
         log.warning(
             "max_num_seqs: only %d of %d sequences can run at once; each takes one token per round "
-            "of max_num_batched_tokens",
-            config.max_num_batched_tokens,
+            "of max_num_batched_tokens%s",
+            engine.scheduler.max_running,
             config.max_num_seqs,
+            f" and one of {memory.num_states} slots of state (state_slots, kv_memory)"
+            if memory.num_states
+            else "",
+        )
+    state = engine.info.state
+    stride = math.lcm(state.boundary, memory.block_size) if state and config.prefix_cache else 0
+    if stride >= memory.max_model_len:
+        log.warning(
+            "block_size: no prefix can be reused: snapshots of the model's state end at a multiple "
+            "of %d tokens (its boundary is %d, block_size %d), and max_model_len is %d",
+            stride,
+            state.boundary if state else 0,
+            memory.block_size,
+            memory.max_model_len,
         )
 
 

@@ -54,7 +54,7 @@ def engine_info(
         block_size=ready.block_size,
         num_blocks=ready.num_blocks,
         max_model_len=ready.max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=ready.max_num_seqs,
         vocab_size=ready.info.vocab_size,
         tokenizer_digest=assets.digest,
         dtype=config.dtype,

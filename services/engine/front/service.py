@@ -225,7 +225,7 @@ class EngineService:
             self.load_state,
             self._metrics,
             events,
-            max_open=config.max_num_seqs + config.max_waiting,
+            max_open=ready.max_num_seqs + config.max_waiting,
             buffer_tokens=config.stream_buffer_tokens,
             on_report=on_report,
         )

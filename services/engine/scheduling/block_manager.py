@@ -93,6 +93,11 @@ class BlockManager:
         return self.blocks.num_available
 
     @property
+    def num_states(self) -> int:
+        """Slots of state, in use or not; 0 for a model without state."""
+        return self.states.slots.num_blocks if self.states else 0
+
+    @property
     def version(self) -> int:
         """Changes whenever a sequence that did not fit may fit."""
         return self.blocks.version + (self.states.slots.version if self.states else 0)

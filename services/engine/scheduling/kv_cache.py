@@ -139,7 +139,10 @@ class KVCacheManager:
 
 def _states_wanted(config: EngineConfig) -> int:
     """Slots of state: one per running sequence and as many for snapshots, if not configured."""
-    return config.state_slots or 2 * min(config.max_num_seqs, config.max_num_batched_tokens)
+    if config.state_slots:
+        return config.state_slots
+    running = min(config.max_num_seqs, config.max_num_batched_tokens)
+    return 2 * running if config.prefix_cache else running
 
 
 def kv_budget(text: str, free_bytes: int) -> int:

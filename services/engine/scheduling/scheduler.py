@@ -58,8 +58,9 @@ class Scheduler:
         """
         self._blocks = block_manager
         self._cache = cache
-        # Each running sequence computes at least one position per round.
-        self._max_running = min(max_num_seqs, max_num_batched_tokens)
+        # Each running sequence computes at least one position per round, and has a slot of state.
+        slots = block_manager.num_states or max_num_seqs
+        self._max_running = min(max_num_seqs, max_num_batched_tokens, slots)
         self._budget = max_num_batched_tokens
         self._policy = POLICIES[policy]
         self._tenants = TenantCounters()
@@ -71,6 +72,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Sequences that are admitted."""
         return len(self._running)
+
+    @property
+    def max_running(self) -> int:
+        """Most sequences that can run at once; less than `max_num_seqs` if something is scarcer."""
+        return self._max_running
 
     @property
     def free_slots(self) -> int:

@@ -54,6 +54,7 @@ class ScriptedCore:
             num_blocks=32,
             max_model_len=self._max_model_len,
             kv_bytes=1,
+            max_num_seqs=config.max_num_seqs,
         )
 
     def send(self, messages: Any) -> None:

@@ -37,7 +37,12 @@ def test_compiled_rounds_are_registered_as_deterministic(mode, compiled, registe
         state=StateBlock(8, 4) if compiled else None,
     )
     ready = SimpleNamespace(
-        info=info, hash_namespace=b"n", block_size=4, num_blocks=9, max_model_len=9
+        info=info,
+        hash_namespace=b"n",
+        block_size=4,
+        num_blocks=9,
+        max_model_len=9,
+        max_num_seqs=3,
     )
     record = engine_info(
         FrontConfig(deterministic=mode),
@@ -48,6 +53,7 @@ def test_compiled_rounds_are_registered_as_deterministic(mode, compiled, registe
         address="h:1",
     )
     assert record.deterministic is registered
+    assert record.max_num_seqs == 3, "as many as the core can run, not as configured"
     assert record.needs_state is compiled, "a balancer asks the index for snapshots too"
 
 

@@ -7,8 +7,11 @@ import pytest
 from services.common.config.settings import ConfigError
 from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.config import EngineConfig
+from services.engine.contract.runner import StateBlock
+from services.engine.contract.sampling_params import SamplingParams
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.kv_cache import CacheEngine, KVCacheManager, kv_budget
+from services.engine.scheduling.sequence import Request, Sequence
 
 INFO = replace(
     SimulatedRunner(32, SimulatedModel(max_model_len=1024)).describe(), kv_bytes_per_block=1000
@@ -61,6 +64,20 @@ def test_blocks_come_back_with_the_last_round_that_may_write_to_them():
     assert manager.num_available == 3
     cache.collected(2)
     assert (manager.num_available, cache.num_pending) == (4, 0)
+
+
+def test_a_slot_of_state_comes_back_with_the_last_round_that_uses_it():
+    manager = BlockManager(4, 4, state=StateBlock(8, 4), num_states=2)
+    cache = CacheEngine(manager)
+    request = Request("r", (1, 2, 3), SamplingParams(), 0, b"", frozenset(), max_length=9)
+    seq = Sequence(1, request, 0)
+    assert manager.try_allocate_seq(seq) is not None
+    seq.planned(1, 3, None)
+    assert cache.take_state_work(1, [seq]).clears == (seq.state_slot,)
+    cache.retire(seq)
+    assert (manager.states.slots.num_held, cache.num_pending_states) == (1, 1)
+    cache.collected(1)
+    assert (manager.states.slots.num_held, cache.num_pending_states) == (0, 0)
 
 
 def test_a_copied_block_is_held_until_its_round_is_collected():

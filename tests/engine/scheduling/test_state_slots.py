@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from services.common.config.settings import ConfigError
+from services.common.errors import ResourceExhaustedError
 from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.messages import RemovedBlocks, StoredBlocks
@@ -79,12 +80,29 @@ def test_few_slots_admit_one_after_the_other_and_never_fail(make_driver, slots):
     assert running == min(slots, 5)
 
 
+def test_capacity_counts_the_slots_of_state(make_driver):
+    """A balancer that is told more would send requests here to wait."""
+    driver = make_driver(STATEFUL, state_slots=2, max_num_seqs=8, max_waiting=0)
+    scheduler = driver.engine.scheduler
+    assert (scheduler.max_running, scheduler.free_slots) == (2, 2)
+    driver.add("a", PROMPT, max_tokens=4)
+    driver.add("b", PROMPT, max_tokens=4)
+    with pytest.raises(ResourceExhaustedError):
+        driver.add("c", PROMPT, max_tokens=4)
+    driver.run()
+    assert make_driver(STATEFUL, state_slots=9, max_num_seqs=8).engine.scheduler.max_running == 8
+
+
 def test_a_preempted_sequence_restarts_from_its_own_snapshot(make_driver):
     driver = make_driver(STATEFUL, num_blocks=12, max_num_batched_tokens=16)
-    driver.add("a", range(1, 18), max_tokens=24, ignore_eos=True)
+    driver.add("a", range(1, 18), max_tokens=12, ignore_eos=True)
     driver.add("b", range(20, 37), max_tokens=24, ignore_eos=True)
     driver.run().check_all()
-    assert any(mark.preempted for mark in driver.marks)
+    preempted = next(i for i, mark in enumerate(driver.marks) if mark.preempted)
+    key = driver.marks[preempted].request_key
+    again = [m for m in driver.marks[preempted + 1 :] if m.request_key == key and m.tokens]
+    starts = [mark.start for mark in again if mark.verb == "submit"]
+    assert starts[:1] == [16], "the boundary up to which the other left its history"
 
 
 def test_a_slot_is_freed_for_a_request_of_higher_priority(make_driver):
@@ -103,6 +121,8 @@ def test_choices_restart_from_the_prompts_snapshot_and_draw_their_own_tokens(mak
     driver.add("n", PROMPT, n=3, temperature=1.0, max_tokens=12, ignore_eos=True)
     driver.run().check_all()
     assert len({tuple(driver.tokens["n", choice]) for choice in range(3)}) == 3
+    starts = [mark.start for mark in driver.marks if mark.verb == "submit"]
+    assert starts == [0, 24, 24, 24], "the first, cut at the boundary, and the two others"
 
 
 @pytest.mark.parametrize("fields", [{"cache_bypass": True}, {"prompt_logprobs": True}])
@@ -165,7 +185,10 @@ def test_slots_take_at_most_half_of_the_memory():
     assert (plan.num_states, plan.state_bytes) == (8, 45_000)
     assert plan.kv_bytes <= 1_000_000
     assert KVCacheManager.plan(config, INFO, 66_000).num_states == 5
-    assert KVCacheManager.plan(EngineConfig(num_blocks=3, max_num_seqs=4), INFO, 0).num_states == 8
+    few = EngineConfig(num_blocks=3, max_num_seqs=4)
+    assert KVCacheManager.plan(few, INFO, 0).num_states == 8
+    uncached = replace(few, prefix_cache=False)
+    assert KVCacheManager.plan(uncached, INFO, 0).num_states == 4, "none for snapshots"
 
 
 def test_memory_without_room_for_one_request_and_its_state_names_what_would_fit():
