@@ -8,14 +8,17 @@ from torch import Tensor
 from kernels.interface import AttentionGroup
 from kernels.torch.attention import gather, kept_history
 
+SCORES = 1 << 24
+"""Scores of a prefill in memory at one time, at most, or those of one row if these are more."""
+
 
 def sink_attention(
     q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor
 ) -> Tensor:
     """See kernels.interface.Kernels.sink_attention.
 
-    PyTorch's attention operator knows no sinks: scores are in memory for one key head of a prefill,
-    or for all heads of decodes.
+    PyTorch's attention operator knows no sinks: scores are in memory for one key head and SCORES
+    of a prefill, or for all heads of decodes.
     """
     if q.shape[0] == len(group.starts):
         return _decode(q, kv, cache, group, sinks)
@@ -45,12 +48,16 @@ def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks:
     else:
         kv = gather(cache, group.block_tables)[0, : group.starts[0] + length]
     rows = q.transpose(0, 1).reshape(kv_heads, -1, length, dim)
-    outs = []
+    out = q.new_empty(kv_heads, heads // kv_heads, length, dim)
+    at_once = max(1, SCORES // (rows.shape[1] * len(kv)))
     for head, own in enumerate(sinks.view(kv_heads, -1, 1, 1).unbind()):
-        scores = rows[head] @ kv[:, head].T
-        weights = _weights(scores, mask, own.expand(-1, length, 1), dim)
-        outs.append(weights @ kv[:, kv_heads + head])
-    return torch.cat(outs).transpose(0, 1).reshape(length, heads * dim)
+        for at in range(0, length, at_once):
+            part = slice(at, at + at_once)
+            scores = rows[head, :, part] @ kv[:, head].T
+            seen = None if mask is None else mask[part]
+            weights = _weights(scores, seen, own.expand(-1, scores.shape[1], 1), dim)
+            out[head, :, part] = weights @ kv[:, kv_heads + head]
+    return out.view(heads, length, dim).transpose(0, 1).reshape(length, heads * dim)
 
 
 def _weights(scores: Tensor, mask: Tensor | None, sinks: Tensor, dim: int) -> Tensor:

@@ -1,5 +1,8 @@
 """Paged attention against its definition, on scattered blocks with rubbish in unused slots."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +10,8 @@ from hypothesis import strategies as st
 
 from kernels import dispatch
 from kernels.interface import AttentionGroup, Kernels
+from kernels.torch import sinks as torch_sinks
+from kernels.torch.whole_vectors import by_row
 from services.engine.compute.models.input_metadata import build_input
 from services.engine.contract.runner import SequenceMetadata
 
@@ -112,3 +117,31 @@ def test_a_sink_takes_its_share_and_adds_nothing(kernels: Kernels) -> None:
     sinks = torch.full((HEADS,), 3.0).log()
     out = kernels.sink_attention(torch.zeros(1, HEADS, DIM), kv, cache, group, sinks)
     torch.testing.assert_close(out, torch.full((1, HEADS * DIM), 0.25))
+
+
+@pytest.mark.parametrize("start", [0, 37])
+@pytest.mark.parametrize("limit", [1, 500])
+def test_scores_of_a_prefill_with_sinks_are_bounded(
+    start: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    weights = torch_sinks._weights
+
+    def measure(scores: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(scores.numel())
+        return weights(scores, *rest)
+
+    monkeypatch.setattr(torch_sinks, "_weights", measure)
+    monkeypatch.setattr(torch_sinks, "SCORES", limit)
+    got, want = _run(
+        dispatch.load("torch"), _batch([(start, 41)], 16), 16, torch.float32, sinks=True
+    )
+    torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
+    assert max(seen) <= max(limit, HEADS // KV_HEADS * (start + 41))
+    assert len(seen) > KV_HEADS
+
+
+def test_on_a_gpu_exponentials_are_applied_whole() -> None:
+    """Its elements do not depend on their neighbours, and each of many parts costs a launch."""
+    x = SimpleNamespace(is_cuda=True)
+    assert by_row(lambda given: given, x) is x  # type: ignore[arg-type, return-value]

@@ -47,10 +47,19 @@ def choose_kernels(
         raise ConfigError(
             "dtype=int8: not supported for latent attention (MLA); use float32 or bfloat16"
         )
+    if config.dtype == "float16" and model.architecture == "gemma3":
+        raise ConfigError(
+            "dtype=float16: values inside gemma3 models exceed its range; use bfloat16 or float32"
+        )
     name = None
     if config.kernels != "torch" and whole_model and _fits_whole_rounds(config, model):
         sizes = (model.head_dim, config.block_size)
         name = dispatch.compiled_set(device.type, config.dtype, sizes)
+    if config.dtype == "int8" and model.moe and not runs_whole_rounds(model):
+        raise ConfigError(
+            "dtype=int8: a model with experts is served for qwen3_moe only, and this is "
+            f"{model.architecture}; use float32 or bfloat16"
+        )
     if config.dtype == "int8" and model.moe and name is None:
         raise ConfigError(
             "dtype=int8: models with experts need compiled rounds: kernels=auto, device=cpu, "

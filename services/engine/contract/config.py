@@ -29,7 +29,8 @@ class EngineConfig:
     )
     kernels: str = setting(
         "auto",
-        "auto: rounds of dense models are compiled for this CPU where possible; "
+        "auto: rounds of llama, mistral, qwen2, qwen3 and qwen3_moe are compiled for this CPU "
+        "where possible; "
         "torch: always torch's operators",
         choices=("auto", "torch"),
     )

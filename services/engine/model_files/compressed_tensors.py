@@ -75,9 +75,10 @@ def compressed_tensors(keys: Keys) -> CompressedTensors:
         ModelFileError: a key is missing or wrong, or something is not served.
     """
     status = keys.get("quantization_status") or "compressed"
-    if status != "compressed":
+    if status not in ("compressed", "frozen"):  # older versions write compressed files as frozen
         raise ModelFileError(
-            f"{keys.where}: quantization_status {status!r} is not supported, only 'compressed'"
+            f"{keys.where}: quantization_status {status!r} is not supported, only 'compressed' and "
+            "'frozen'"
         )
     sparse = keys.part("sparsity_config").get("format") or "dense"
     if sparse != "dense":

@@ -34,11 +34,7 @@ def deepseek_config(keys: Keys, kind: str) -> ModelConfig:
     Raises:
         ModelFileError: a key is missing or wrong, or has a value that is not served.
     """
-    for name, value in _FIXED.items():
-        if keys.get(name) not in (None, value):
-            raise ModelFileError(
-                f"{keys.where}: {name} {keys.get(name)!r} is not supported, only {value!r}"
-            )
+    keys.check_fixed(_FIXED)
     num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
     heads = keys.count("num_attention_heads")
     return ModelConfig(

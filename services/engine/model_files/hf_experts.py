@@ -45,6 +45,7 @@ def _qwen3(keys: Keys, num_layers: int) -> MoeConfig:
 
 
 def _glm4(keys: Keys, num_layers: int) -> MoeConfig:
+    keys.check_fixed({"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
     return MoeConfig(
         num_experts=keys.count("n_routed_experts"),
         top_k=keys.count("num_experts_per_tok"),

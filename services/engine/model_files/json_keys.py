@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,18 @@ class Keys:
         if not isinstance(value, list):
             raise ModelFileError(f"{self.where}: {key} must be a list, got {value!r}")
         return value
+
+    def check_fixed(self, fixed: Mapping[str, Any]) -> None:
+        """Check keys that may have one value only, or be missing.
+
+        Raises:
+            ModelFileError: one has another value.
+        """
+        for key, value in fixed.items():
+            if self._raw.get(key) not in (None, value):
+                raise ModelFileError(
+                    f"{self.where}: {key} {self._raw[key]!r} is not supported, only {value!r}"
+                )
 
     def _value(self, key: str, default: Any) -> Any:
         value = self._raw.get(key)

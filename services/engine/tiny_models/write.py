@@ -72,7 +72,8 @@ def write_tiny_model(
     packing = FORMATS[number_format]
     files = _text_files(declaration)
     config = _config(declaration, packing, files["tokenizer.json"], changes or {})
-    scratch = folder.with_name(f".{folder.name}.new")
+    place = folder.resolve()  # "." has no name of its own
+    scratch = place.with_name(f".{place.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
@@ -81,11 +82,22 @@ def write_tiny_model(
         for name, text in files.items():
             (scratch / name).write_text(text, encoding="utf-8")
         _write_weights(scratch / "model.safetensors", declaration, config, packing, seed)
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch.rename(folder)
+        _replace(place, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def _replace(folder: Path, scratch: Path) -> None:
+    """Put the files of `scratch` where `folder` is."""
+    if folder != Path.cwd():
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch.rename(folder)
+        return
+    for path in folder.iterdir():  # without its current folder the caller's shell would be lost
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in scratch.iterdir():
+        path.rename(folder / path.name)
 
 
 def _may_replace(folder: Path) -> bool:

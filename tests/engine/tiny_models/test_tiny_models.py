@@ -79,6 +79,26 @@ def test_names_sizes_and_ends_of_a_folder(tmp_path: Path) -> None:
     assert "<|im_start|>assistant" in text.chat_template
 
 
+def test_layers_have_experts_by_the_rule_of_the_engine(tmp_path: Path) -> None:
+    changes = {"decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    folder = write_tiny_model(tmp_path / "m", "qwen3_moe", changes=changes)
+    weights = load_file(folder / "model.safetensors")
+    routed = [index for index in range(4) if f"model.layers.{index}.mlp.gate.weight" in weights]
+    assert routed == [1]
+    LLM(str(folder), threads=1, num_blocks=8, block_size=16).close()
+
+
+def test_the_current_folder_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for kind in ("llama", "qwen3"):
+        write_tiny_model(Path(), kind)
+        assert json.loads(Path("config.json").read_text())["model_type"] == kind
+        assert Path("model.safetensors").stat().st_size > 1000
+    assert list(tmp_path.iterdir()) == [here]
+
+
 def test_values_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     found = [
@@ -152,6 +172,7 @@ def _of(architecture: str, number_format: str = "float32", **changes: object) ->
         ({"changes": {"hidden_size": "a"}}, "hidden_size must be a positive integer, got 'a'"),
         ({"changes": {"num_attention_heads": 3}}, "num_attention_heads 3 is no multiple of .* 2"),
         ({"changes": {"head_dim": 7}}, "head_dim 7 is odd"),
+        ({"changes": {"decoder_sparse_step": 0}}, "decoder_sparse_step must be a positive integer"),
         ({"changes": {"num_experts_per_tok": 9}}, "num_experts_per_tok 9 is above num_experts 8"),
         (_of("mixtral", num_experts_per_tok=9), "_per_tok 9 is above num_local_experts 8"),
         (_of("gemma3", sliding_window=0), "sliding_window must be a positive integer, got 0"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.engine.compute.loader.formats.layouts import NOT_USED, Coded, find_coded
+from services.engine.compute.loader.formats.words import GptqWeight
 from services.engine.compute.loader.progress import ReadTensors
 from services.engine.compute.loader.tensor_files import TensorFiles
 from services.engine.compute.models.rows import DenseRows, Rows
@@ -17,7 +18,7 @@ from services.engine.model_files.quantisation import Quantisation
 
 _CHUNK = 1 << 23
 """Numbers that are decoded at one time: scratch memory stays below about 200 MiB."""
-_NO_NUMBERS = ("F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0")
+_NO_NUMBERS = ("F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8")
 """Formats that mean nothing without a scale."""
 
 
@@ -61,6 +62,8 @@ class FolderWeights(StoredWeights):
         self._most_rows = most_rows or {}
         self._found: dict[str, Coded] = find_coded(files, quantisation) if quantisation else {}
         parts = {part for coded in self._found.values() for part in coded.parts}
+        packed = (coded for coded in self._found.values() if isinstance(coded, GptqWeight))
+        self._packers_biases = {f"{coded.at}.bias" for coded in packed}
         for stored, entry in files.entries.items():
             if stored in parts or (quantisation and stored.endswith(NOT_USED)):
                 continue
@@ -98,6 +101,10 @@ class FolderWeights(StoredWeights):
         """See StoredWeights."""
         found = self._found.get(name)
         return self._files.entries[found.parts[0]].file if found else None
+
+    def is_packers_bias(self, name: str) -> bool:
+        """See StoredWeights."""
+        return name in self._packers_biases
 
     def skip(self, names: Iterable[str]) -> None:
         """See StoredWeights."""

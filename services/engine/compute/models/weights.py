@@ -51,6 +51,13 @@ class StoredWeights(Mapping[str, Tensor]):
     def skip(self, names: Iterable[str]) -> None:
         """Leave tensors out of the progress: this process does not read them at the start."""
 
+    def is_packers_bias(self, name: str) -> bool:
+        """Whether the tool that packed the weights adds this bias to every architecture (GPTQ).
+
+        In an architecture without it, it must be 0.
+        """
+        return False
+
     def where(self, name: str) -> Path | None:
         """The file of a tensor, for messages; None if it is not known."""
         return None
@@ -132,6 +139,7 @@ class WeightReader:
         Raises:
             ModelFileError: tensors are left over; the message names up to five of them.
         """
+        self._drop_packers_biases()
         left = [name for name in self._unread if not name.endswith("rotary_emb.inv_freq")]
         if left:
             names = ", ".join(_named(self._weights, name) for name in sorted(left)[:5])
@@ -139,6 +147,23 @@ class WeightReader:
                 f"{len(left)} tensors do not belong to this architecture: {names}; check the "
                 "architecture that the configuration names"
             )
+
+    def _drop_packers_biases(self) -> None:
+        """Ignore the zeros that a packer of weights wrote where the architecture has no bias.
+
+        Raises:
+            ModelFileError: one of them is not 0.
+        """
+        weights = self._weights
+        if not isinstance(weights, StoredWeights):
+            return
+        for name in sorted(filter(weights.is_packers_bias, self._unread)):
+            if weights[name].any():
+                raise ModelFileError(
+                    f"tensor {_named(weights, name)} is not 0, but this architecture has no such "
+                    "bias: check the architecture that the configuration names"
+                )
+            self.ignore(name)
 
 
 def head_weight(reader: WeightReader, config: ModelConfig) -> Tensor:

@@ -91,6 +91,9 @@ class _Slices(StoredWeights):
     def where(self, name: str) -> Path | None:
         return self._whole.where(name) if isinstance(self._whole, StoredWeights) else None
 
+    def is_packers_bias(self, name: str) -> bool:
+        return isinstance(self._whole, StoredWeights) and self._whole.is_packers_bias(name)
+
     def rows(self, name: str, dtype: torch.dtype) -> Rows:
         if isinstance(self._whole, StoredWeights):
             return self._whole.rows(name, dtype)

@@ -11,7 +11,8 @@ def _tensors(config: Config) -> Iterator[TinyTensor]:
     yield from decoder.ends(config)
     for index, at in decoder.layers(config):
         yield from decoder.attention(config, at, head_norms=True)
-        if index in config["mlp_only_layers"]:
+        # As the engine reads it: every so many layers, counted from 1, and those not listed.
+        if index in config["mlp_only_layers"] or (index + 1) % config["decoder_sparse_step"]:
             yield from decoder.gated(f"{at}.mlp", hidden, config["intermediate_size"])
             continue
         yield TinyTensor(f"{at}.mlp.gate.weight", (experts, hidden), Kind.PLAIN)
@@ -22,7 +23,7 @@ def _tensors(config: Config) -> Iterator[TinyTensor]:
 
 def _check(config: Config) -> None:
     decoder.check_heads(config)
-    decoder.check_sizes(config, "moe_intermediate_size")
+    decoder.check_sizes(config, "moe_intermediate_size", "decoder_sparse_step")
     decoder.check_experts(config, "num_experts")
 
 

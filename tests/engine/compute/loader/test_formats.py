@@ -117,6 +117,52 @@ def test_a_part_of_a_weight_is_those_rows_of_the_whole(
     assert torch.equal(weights[at], whole), "decoded in chunks of 3 rows"
 
 
+@pytest.mark.parametrize("name", ["fp8_stack", "mxfp4"])
+def test_an_expert_decodes_its_own_scales_alone(name: str, tmp_path: Path) -> None:
+    part = "scales" if name == "mxfp4" else "weight_scale_inv"
+    broken = _case(name)[part].clone()
+    broken[2, 1, 1] = 255 if name == "mxfp4" else float("nan")
+    weights, at, expected = _load_case(tmp_path, name, **{part: broken})
+    got = weights.part(at, 1, 3)
+    assert torch.equal(got.to(expected.dtype), expected[1:2])
+    with pytest.raises(ModelFileError, match=r"scale \[2, 1, 1\] is nan"):
+        weights.part(at, 2, 3)
+
+
+def test_frozen_weights_are_compressed_ones_of_older_tools(tmp_path: Path) -> None:
+    config = CONFIGS["ct_pack4"] | {"quantization_status": "frozen"}
+    case = _case("ct_pack4")
+    expected = case.pop("expected")
+    assert torch.equal(_load(tmp_path, config, _stored(case))[f"{AT}.weight"], expected)
+
+
+@pytest.mark.parametrize("scale", [(), (1,), (1, 1), (8,), (8, 1), (8, 1, 1, 1), (1, 8), (1, 1, 8)])
+@pytest.mark.parametrize("stack", [(), (3,)])
+def test_scales_begin_with_the_expert_and_its_rows(
+    stack: tuple[int, ...], scale: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Those of a square weight's columns would fit its rows."""
+    if stack:
+        scale = (*stack, *scale) if scale != (1, 8) else (8, *stack)
+    codes, scales = torch.randn(*stack, 8, 8).to(torch.float8_e4m3fn), torch.rand(scale) + 1
+    stored = {f"{AT}.weight": codes, f"{AT}.weight_scale": scales}
+    if scale in ((1, 8), (1, 1, 8), (8, 3), (3, 1, 1, 8)):
+        with pytest.raises(ModelFileError, match=r"has shape .* for the whole tensor, or for its"):
+            _load(tmp_path, CONFIGS["ct_fp8_channel"], stored)
+        return
+    got = _load(tmp_path, CONFIGS["ct_fp8_channel"], stored)[f"{AT}.weight"]
+    assert torch.equal(got, codes.float() * scales.reshape(*stack, -1, 1))
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+def test_bytes_without_a_scale_are_no_weights(kind: torch.dtype, tmp_path: Path) -> None:
+    for number, config in enumerate((None, FP8)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(ModelFileError, match=r"'x\.weight': is [IU]8, but config.json has"):
+            _load(folder, config, {"x.weight": torch.zeros(4, 4, dtype=kind)})
+
+
 def test_version_2_of_gptq_stores_zero_points_as_they_are(tmp_path: Path) -> None:
     case = _case("gptq4_order")
     zeros = words.unpack(case["qzeros"], 4, 1) + 1
@@ -338,7 +384,7 @@ def test_float8_without_a_quantization_config_is_named(tmp_path: Path) -> None:
         (_ct("pack-quantized", num_bits=3), "num_bits 3 of type 'int' is not supported with"),
         (_ct("float-quantized", type="int"), "num_bits 8 of type 'int' is not supported with"),
         (_ct("int-quantized", strategy="tensor_group"), "strategy 'tensor_group' with"),
-        (_ct("pack-quantized") | {"quantization_status": "frozen"}, "quantization_status 'frozen'"),
+        (_ct("pack-quantized") | {"quantization_status": "calibration"}, "'calibration' is"),
         (_ct("pack-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
         (_ct("pack-quantized") | {"transform_config": {"R1": {}}}, "transform_config is not"),
         (_ct("pack-quantized") | {"config_groups": {}}, "config_groups is missing or empty"),

@@ -126,6 +126,28 @@ def test_engines_of_other_quantisation_do_not_pass_for_equal(tmp_path: Path) -> 
     assert len({numerics for _, numerics in ids}) == 2
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_biases_that_gptq_adds_must_be_zero(kernels: str, tmp_path: Path) -> None:
+    """AutoGPTQ writes one for each packed weight, whether or not the architecture has it."""
+    folder = _quantise(
+        write_tiny_model(tmp_path / "m"),
+        GPTQ,
+        lambda weight: {**_gptq(weight), "bias": torch.zeros(len(weight), dtype=torch.float16)},
+    )
+    config = EngineConfig(model=str(folder), threads=1, kernels=kernels, num_blocks=8)
+    ModelRunner(config).close()
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.bias"
+    tensors[name][3] = 0.5
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=rf"'{name}' of .*model\.safetensors is not 0"):
+        ModelRunner(config)
+    tensors[name][3], tensors["model.layers.1.mlp.bias"] = 0, torch.zeros(3)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"1 tensors do not belong .*layers\.1\.mlp\.bias"):
+        ModelRunner(config)
+
+
 @pytest.mark.parametrize("kind", ["folder", "fp8", "gptq", "gguf"])
 def test_a_tensor_rank_decodes_its_part_alone(kind: str, tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "m", TinyShape(hidden_size=64, num_heads=4, bias=True))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from services.common.config.settings import ConfigError
 from services.engine.compute.loader import load_model
 from services.engine.compute.model_runner import ModelRunner
+from services.engine.compute.models.architecture import PLAIN, Architecture, Experts
 from services.engine.compute.models.architectures import ARCHITECTURES
 from services.engine.compute.models.expert_weights import is_expert_name, stored_names
 from services.engine.compute.models.registry import runs_whole_rounds
@@ -122,6 +124,26 @@ def test_whole_rounds_are_for_plain_layers(folders: dict[str, Path]) -> None:
         assert not runs_whole_rounds(load_model(str(folder)).config), name
 
 
+def test_the_help_of_kernels_names_the_compiled_architectures() -> None:
+    compiled = {
+        name
+        for name, made_of in ARCHITECTURES.items()
+        if made_of in (PLAIN, Architecture(experts=Experts()))
+    }
+    (option,) = (field for field in fields(EngineConfig) if field.name == "kernels")
+    named = {word.strip(",;") for word in str(option.metadata).split()}
+    assert named & set(ARCHITECTURES) == compiled
+
+
+def test_number_formats_that_are_not_served_are_named(folders: dict[str, Path]) -> None:
+    for name, dtype, message in (
+        ("gemma3", "float16", "dtype=float16: .* gemma3 .*; use bfloat16 or float32"),
+        ("mixtral", "int8", "dtype=int8: .* experts is served for qwen3_moe only, .* mixtral"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ModelRunner(EngineConfig(model=str(folders[name]), dtype=dtype))
+
+
 def test_tensor_parallelism_names_what_it_serves(folders: dict[str, Path]) -> None:
     for name, message in (
         ("phi3", "phi3 is served on one rank only; more than one serve llama, mistral"),
@@ -168,6 +190,8 @@ def test_layers_that_draft_are_accepted(tmp_path: Path) -> None:
         ("gpt_oss", {"layer_types": ["chunked"] * 3}, "got 3 entries, among them 'chunked'"),
         ("gpt_oss", {"num_local_experts": 5}, r"experts.gate_up_proj' of .* has shape"),
         ("gpt_oss", {"intermediate_size": 30}, r"mlp.experts.gate_up_proj' of .* has shape"),
+        ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported, only"),
+        ("glm4_moe", {"topk_method": "greedy"}, "topk_method 'greedy' is not supported, only"),
         ("glm4_moe", {"n_group": 3}, "groups is 3: 16 experts do not make as many groups"),
         ("glm4_moe", {"topk_group": 5}, "top_groups is 5, it must be 1 to 4"),
         ("glm4_moe", {"partial_rotary_factor": 1.5}, "must be above 0 and at most 1, got 1.5"),

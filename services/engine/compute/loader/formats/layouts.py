@@ -115,7 +115,7 @@ def _scaled(
     found = files.entries[scale].shape
     sizes = (block, _ROW_BLOCKS) if block else (_whole_block(shape, found),)
     for size in sizes:
-        if _without_ones(found) == _without_ones(_grid(shape, size)):
+        if found in _grid_forms(shape, size):
             return Scaled(name, scale, zero, codes, shape, size)
     needed = f"blocks of {block[0]} x {block[1]}" if block else "the whole tensor, or for its rows"
     raise files.error(
@@ -126,13 +126,23 @@ def _scaled(
 def _whole_block(shape: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, int]:
     """The block of one scale per matrix or per row, by which of them fits."""
     per_row = (1, shape[-1])
-    if _without_ones(scales) == _without_ones(_grid(shape, per_row)):
-        return per_row
-    return shape[-2], shape[-1]
+    return per_row if scales in _grid_forms(shape, per_row) else (shape[-2], shape[-1])
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
+def _grid_forms(shape: tuple[int, ...], block: tuple[int, int]) -> set[tuple[int, ...]]:
+    """Shapes in which the scales of a weight are stored: the grid, and what tools make of it.
+
+    One column may be left out, and with it one row: [R, 1] is [R], and [1, 1] is [1] or a number.
+    Grids of blocks may have an axis of size 1 after each of their two (ModelOpt).
+    """
+    grid = _grid(shape, block)
+    stack, (rows, columns) = grid[:-2], grid[-2:]
+    forms = {grid, (*stack, rows, 1, columns, 1)}
+    if columns == 1:
+        forms.add((*stack, rows))
+        if rows == 1:
+            forms.add(stack)
+    return forms
 
 
 def _mxfp4(files: TensorFiles) -> Found:

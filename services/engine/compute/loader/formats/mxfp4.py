@@ -31,9 +31,10 @@ class Mxfp4Stack:
         Raises:
             ModelFileError: a scale is not a number.
         """
-        blocks, scales = files.read(self.blocks), read_scales(files, self.scales)
+        blocks = files.read(self.blocks)[begin:end]
+        scales = read_scales(files, self.scales, begin, end)
         out = torch.empty(end - begin, *self.shape[1:])
-        for at in range(begin, end):
+        for at in range(end - begin):
             values = decode_float4(blocks[at]).mul_(scales[at].unsqueeze(-1))
-            out[at - begin] = values.view(self.shape[2], self.shape[1]).t()
+            out[at] = values.view(self.shape[2], self.shape[1]).t()
         return out

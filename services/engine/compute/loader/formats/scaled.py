@@ -44,19 +44,23 @@ class Scaled:
         Raises:
             ModelFileError: a scale is 0 or not finite.
         """
-        codes = files.read(self.weight)
+        codes = files.read(self.weight)[begin:end]
         if self.codes == "float8":
-            self._check_numbers(files, codes[begin:end], begin)
+            self._check_numbers(files, codes, begin)
         columns = math.ceil(self.shape[-1] / self.block[1])
+        if len(self.shape) == 3:
+            scales = read_scales(files, self.scale, begin, end)
+            return self._stack(codes, scales.reshape(len(codes), -1, columns))
         scales, zeros = read_scales(files, self.scale).reshape(-1, columns), None
         if self.zero:
             zeros = files.read(self.zero).float().reshape(scales.shape)
-        if len(self.shape) == 2:
-            return self._rows(codes[begin:end], scales, zeros, begin)
-        out = torch.empty(end - begin, *self.shape[1:])
-        scales = scales.reshape(self.shape[0], -1, columns)
-        for at in range(begin, end):
-            out[at - begin] = self._rows(codes[at], scales[at], None, 0)
+        return self._rows(codes, scales, zeros, begin)
+
+    def _stack(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Decode matrices [E, ...] with scales [E, ...]; stacks have no zero points."""
+        out = torch.empty(len(codes), *self.shape[1:])
+        for at in range(len(codes)):
+            out[at] = self._rows(codes[at], scales[at], None, 0)
         return out
 
     def _check_numbers(self, files: TensorFiles, codes: Tensor, begin: int) -> None:
@@ -111,22 +115,28 @@ def decode_float4(packed: Tensor) -> Tensor:
     return torch.stack((low, high), dim=-1).view(*raw.shape[:-1], 2 * raw.shape[-1])
 
 
-def read_scales(files: TensorFiles, name: str) -> Tensor:
+def read_scales(files: TensorFiles, name: str, begin: int = 0, end: int | None = None) -> Tensor:
     """Scales as float32; bytes are exponents of 2 with a bias of 127 (ue8m0).
+
+    Args:
+        begin, end: range of the first dimension that is read; without an end, everything is.
 
     Raises:
         ModelFileError: a scale is 0 or not finite.
     """
     stored = files.read(name)
+    if end is not None:
+        stored = stored[begin:end]
     if stored.dtype == torch.uint8:
         stored = stored.contiguous().view(torch.float8_e8m0fnu)
     scales = stored.float()
     wrong = ~torch.isfinite(scales) | (scales == 0)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
+        place = [at[0] + begin, *at[1:]] if at else []
         raise files.error(
             name,
-            f"scale {list(at)} is {scales[at].item()}, it must be finite and not 0: download the "
+            f"scale {place} is {scales[at].item()}, it must be finite and not 0: download the "
             "file again, or quantise the model again",
         )
     return scales
