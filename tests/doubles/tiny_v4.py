@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from services.engine.contract.deepseek_v4 import DeepseekV4Config
-from services.engine.model_files.deepseek_v4 import deepseek_v4_config
+from services.engine.contract.model_config import ModelConfig
+from services.engine.model_files.deepseek_v4 import deepseek_v4_config, v4_model_config
 from services.engine.model_files.json_keys import Keys
 
 SLIDING, SPARSE, HEAVY = (
@@ -78,16 +80,33 @@ def tiny_config(**changes: Any) -> DeepseekV4Config:
     return deepseek_v4_config(Keys(KEYS | changes, "config.json"))
 
 
+def tiny_model_config() -> ModelConfig:
+    """The same as every model's configuration."""
+    return v4_model_config(Keys(KEYS, "config.json"))
+
+
 def tiny_weights() -> dict[str, torch.Tensor]:
     """All tensors by their published names."""
     return {name: torch.from_numpy(value) for name, value in _weights().items()}
 
 
 def write_tiny_v4(folder: Path) -> Path:
-    """Write config.json and model.safetensors, as published."""
+    """Write config.json and model.safetensors, as published, and a tokenizer of single bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(KEYS, indent=1), encoding="utf-8")
     save_file(_weights(), folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def _tokenizer() -> Tokenizer:
+    """Two special tokens, then the bytes from 33 on: as many ids as the model has."""
+    vocab = {"<s>": 0, "<eot>": 1} | {chr(33 + number): 2 + number for number in range(94)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "<eot>"])
+    return tokenizer
 
 
 def _weights() -> dict[str, NDArray[Any]]:

@@ -1,13 +1,64 @@
 """Runs rounds of a DeepSeek V4 model for tests: requests with blocks and slots of their own."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from services.engine.compute.models.v4_modules.memory import V4Memory, allocate
+from kernels import dispatch
+from services.engine.compute.expert_parallel.bank import ExpertBank
+from services.engine.compute.expert_parallel.experts import Experts
+from services.engine.compute.models.cache_tensors import CacheTensor
+from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.models.v4_modules.memory import (
+    LayerMemory,
+    cache_tensors,
+    layer_memories,
+    state_bytes,
+)
 from services.engine.compute.models.v4_modules.model import V4Model
-from services.engine.compute.models.v4_modules.round_plan import RequestRows, plan_round
+from services.engine.compute.models.v4_modules.round_plan import plan_round
+from services.engine.compute.ranks.groups import LoneGroup
+from services.engine.compute.state_cache import StateCache
+from services.engine.contract.deepseek_v4 import DeepseekV4Config
+from services.engine.contract.expert_placement import first_placement
+from services.engine.contract.runner import ExpertShape, SequenceMetadata, StateBlock
+from tests.doubles.tiny_v4 import tiny_model_config
+
+CPU = torch.device("cpu")
+
+
+def make_v4(weights: Mapping[str, Tensor], kernels: str, *, block_size: int = 16) -> V4Model:
+    """The tiny model on one rank."""
+    config = tiny_model_config()
+    assert config.v4 is not None
+    found = ExpertWeights.find(config, weights, torch.float32, CPU)
+    loaded = dispatch.load(kernels)
+    shape = ExpertShape(config.num_layers, config.v4.num_experts, config.v4.num_experts, 1)
+    bank = ExpertBank(found, loaded, shape, 0, first_placement(shape, ""))
+    experts = Experts(bank, shape, LoneGroup(), 1)
+    return V4Model(config.v4, weights, loaded, experts, block_size=block_size, max_positions=128)
+
+
+class V4Memory:
+    """What an engine allocates: slots, and blocks."""
+
+    def __init__(
+        self,
+        config: DeepseekV4Config,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        drafts: int = 0,
+    ) -> None:
+        self.states = StateCache(StateBlock(state_bytes(config, drafts=drafts), 1), num_slots, CPU)
+        self.tensors: tuple[CacheTensor, ...] = cache_tensors(config)
+        self.caches = [torch.zeros(t.shape(num_blocks, block_size)) for t in self.tensors]
+        self.layers: tuple[LayerMemory, ...] = layer_memories(
+            config, self.states.slots, self.caches, drafts=drafts
+        )
 
 
 @dataclass
@@ -33,7 +84,7 @@ class V4Driver:
     memory: V4Memory = field(init=False)
 
     def __post_init__(self) -> None:
-        self.memory = allocate(
+        self.memory = V4Memory(
             self.model.config,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -61,17 +112,28 @@ class V4Driver:
         target = self.open()
         target.blocks = source.blocks[:blocks] + target.blocks[blocks:]
         target.start = target.written = blocks * self.block_size
-        self.memory.copy_states([(source.slot, target.slot)])
+        self.memory.states.copy([(source.slot, target.slot)])
         return target
 
     def run(self, *parts: tuple[Request, list[int]]) -> list[Tensor]:
         """One round: logits [tokens, vocabulary] of each request."""
         rows = [
-            RequestRows(request.start, tuple(tokens), request.slot, request.blocks)
-            for request, tokens in parts
+            SequenceMetadata(
+                number,
+                request.start,
+                tuple(tokens),
+                None,
+                request.blocks,
+                sample=True,
+                state_slot=request.slot,
+            )
+            for number, (request, tokens) in enumerate(parts)
         ]
-        plan = plan_round(self.model.config, rows, block_size=self.block_size, drafts=self.drafts)
-        logits = self.model.logits(self.model.forward(plan, self.memory))
+        ids = torch.tensor([token for _, tokens in parts for token in tokens])
+        plan = plan_round(
+            self.model.config, rows, ids, block_size=self.block_size, drafts=self.drafts
+        )
+        logits = self.model.logits(self.model.compute(plan, self.memory.layers))
         for request, tokens in parts:
             request.start += len(tokens)
             request.written = max(request.written, request.start)

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.doubles.tiny_deepseek import DeepseekShape, write_tiny_deepseek
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 from tests.doubles.tiny_published import PUBLISHED, write_published
+from tests.doubles.tiny_v4 import write_tiny_v4
 
 DATA = Path(__file__).parents[1] / "data"
+V4_DATA = Path(__file__).parents[1] / "engine/compute/models/v4/golden.npz"
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,28 @@ def _deepseek(file: str) -> list[Case]:
     return cases
 
 
+def _v4(positions: tuple[int, ...] = (12, 44, 63, 69)) -> Case:
+    with np.load(V4_DATA) as file:
+        longest = file["prompt_1"].tolist()
+        golden = {
+            "prompt_ids": longest,
+            "positions": positions,
+            "logits": file["logits_1"][list(positions)].tolist(),
+            "items": [
+                {
+                    "prompt_ids": file[f"prompt_{number}"].tolist(),
+                    "output_ids": file[f"greedy_{number}"].tolist(),
+                }
+                for number in range(2)
+            ],
+        }
+    return Case("deepseek_v4", "transformers 5.24.0", write_tiny_v4, golden)
+
+
 CASES: list[Case] = [
     *_shaped("tiny_qwen3_golden.json"),
     *_shaped("tiny_variants_golden.json"),
     *_published("tiny_published_golden.json"),
     *_deepseek("tiny_deepseek_golden.json"),
+    _v4(),
 ]

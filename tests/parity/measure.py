@@ -70,12 +70,16 @@ def _logits(
         again: each round begins at position 0, not where the one before it ended.
     """
     count = -(-len(prompt) // BLOCK)
-    runner.allocate(count + 1)
+    state = runner.describe().state
+    runner.allocate(count + 1, 2 if state else 0)
     table = tuple(range(count, 0, -1))  # not in order
     found = {}
     start = 0
     for step, end in enumerate(ends):
-        meta = SequenceMetadata(0, start, tuple(prompt[start:end]), None, table, sample=True)
+        tokens, slot = tuple(prompt[start:end]), 1 if state else 0
+        if state and not start:
+            runner.clear_states([slot])
+        meta = SequenceMetadata(0, start, tokens, None, table, sample=True, state_slot=slot)
         hidden: Any = runner.execute_main_model(step, [meta], None)
         found[end - 1] = hidden.logits[0]
         start = 0 if again else end

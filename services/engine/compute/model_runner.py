@@ -20,6 +20,7 @@ from services.engine.compute.model_setup import (
     find_device,
     max_positions,
     start_experts,
+    window_of_all_layers,
 )
 from services.engine.compute.models import kept_weights
 from services.engine.compute.models.cache_tensors import block_bytes, layout_name
@@ -33,7 +34,7 @@ from services.engine.compute.sampling.sampling_inputs import build_sampling
 from services.engine.compute.state_cache import StateCache, StatefulModel
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.memory_size import parse_size
-from services.engine.contract.model_config import ModelConfig, ModelFileError
+from services.engine.contract.model_config import ModelFileError
 from services.engine.contract.runner import (
     ExpertPlacement,
     PlacementRefusedError,
@@ -103,7 +104,7 @@ class ModelRunner:
         if partition is not None:
             kernels = partition.kernels(kernels)
         self._whole_rounds = kernels.whole_rounds is not None
-        keeps_rows = kernels.uses_kept_rows and source.config.mla is None
+        keeps_rows = kernels.uses_kept_rows and not (source.config.mla or source.config.v4)
         self._uses_rows = keeps_rows and self._device.type == "cpu"
         self._sampler = Sampler(kernels, one_by_one=config.deterministic)
         try:
@@ -161,7 +162,7 @@ class ModelRunner:
         try:
             peak = peak_bytes(self._device, run_largest)
         finally:
-            self._caches, self._rows, self._states = [], None, None
+            self._free()
         if self._uses_rows:
             peak += DecodeRows.nbytes(self._info.kv_bytes_per_block // self._block_size)
         return peak
@@ -170,7 +171,7 @@ class ModelRunner:
     def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Runner."""
         self._caches = [
-            self._model.cache((num_blocks, self._block_size, *tensor.row), tensor.dtype)
+            self._model.cache(tensor.shape(num_blocks, self._block_size), tensor.dtype)
             for tensor in self._model.cache_tensors
         ]
         self._rows = DecodeRows(self._caches) if self._uses_rows else None
@@ -212,6 +213,7 @@ class ModelRunner:
             self._config.sliding_window,
             self._rows,
             whole_rounds=self._whole_rounds,
+            own_layout=self._config.v4 is not None,
         )
         with self._experts.round() if self._experts else contextlib.nullcontext():
             return self._model.forward(data, self._caches), data
@@ -287,9 +289,16 @@ class ModelRunner:
 
     def close(self) -> None:
         """See Runner."""
-        self._caches, self._rows, self._states = [], None, None
+        self._free()
         if self._resources is not None:
             self._resources.close()
+
+    def _free(self) -> None:
+        """Free blocks and slots, those that the model views included."""
+        self._caches, self._rows = [], None
+        if self._states is not None and isinstance(self._model, StatefulModel):
+            self._model.use_states(self._states.slots[:0].clone())
+        self._states = None
 
     def _start_experts(
         self,
@@ -382,11 +391,6 @@ class ModelRunner:
             load_s=time.perf_counter() - started,
             experts=self._experts.shape if self._experts else None,
             bit_identical=config.deterministic or self._whole_rounds,
-            window=_window_of_all_layers(model),
+            window=window_of_all_layers(model),
             state=self._model.state_block if isinstance(self._model, StatefulModel) else None,
         )
-
-
-def _window_of_all_layers(model: ModelConfig) -> int:
-    """Positions that a row attends to at most; 0 if a layer attends to all."""
-    return model.sliding_window if len(model.sliding_layers) == model.num_layers else 0

@@ -8,10 +8,12 @@ from services.common.config.settings import ConfigError
 from services.engine.compute.expert_parallel.leader import ExpertLeader, expert_shape
 from services.engine.compute.expert_parallel.lone import LoneExperts
 from services.engine.compute.loader import ModelSource
+from services.engine.compute.models.cache_tensors import rows_per_block
 from services.engine.compute.models.expert_weights import ExpertWeights
 from services.engine.compute.models.registry import runs_whole_rounds
 from services.engine.compute.numerics import TORCH_DTYPES
 from services.engine.contract.config import EngineConfig
+from services.engine.contract.deepseek_v4 import DeepseekV4Config
 from services.engine.contract.model_config import ModelConfig
 
 
@@ -51,6 +53,8 @@ def choose_kernels(
         raise ConfigError(
             "dtype=float16: values inside gemma3 models exceed its range; use bfloat16 or float32"
         )
+    if model.v4:
+        _check_v4(config, device, model.v4)
     name = None
     if config.kernels != "torch" and whole_model and _fits_whole_rounds(config, model):
         sizes = (model.head_dim, config.block_size)
@@ -75,9 +79,27 @@ def choose_kernels(
         raise ConfigError(str(error)) from error
 
 
+def _check_v4(config: EngineConfig, device: torch.device, model: DeepseekV4Config) -> None:
+    """Refuse what DeepSeek V4 is not computed with."""
+    if config.dtype != "float32":
+        raise ConfigError(f"dtype={config.dtype}: not supported for deepseek_v4; use float32")
+    if device.type != "cpu":
+        raise ConfigError(f"device={device.type}: not supported for deepseek_v4; use device=cpu")
+    try:
+        for layer in model.layers:
+            rows_per_block(layer.ratio or 1, config.block_size)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _fits_whole_rounds(config: EngineConfig, model: ModelConfig) -> bool:
     alone = config.expert_parallel == 1 and config.redundant_experts == 0
     return runs_whole_rounds(model) and (model.moe is None or alone)
+
+
+def window_of_all_layers(model: ModelConfig) -> int:
+    """Positions that a row attends to at most; 0 if a layer attends to all."""
+    return model.sliding_window if len(model.sliding_layers) == model.num_layers else 0
 
 
 def max_positions(config: EngineConfig, model: ModelConfig) -> int:

@@ -1,6 +1,10 @@
 """`ModelConfig`: the shape of a model, read from config.json or GGUF metadata and checked."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.engine.contract.deepseek_v4 import DeepseekV4Config
 
 
 class ModelFileError(ValueError):
@@ -186,6 +190,8 @@ class ModelConfig:
     """Indices of the layers with the sliding window, ascending."""
     mla: MlaConfig | None = None
     """Latent attention; `head_dim` is then the rotated part of a head."""
+    v4: "DeepseekV4Config | None" = None
+    """All sizes of a DeepSeek V4; the other fields here repeat those that every model has."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -8,7 +8,12 @@ transformers writes the same facts as `layer_types` with `compress_rates`, `mlp_
 from typing import Any
 
 from services.engine.contract.deepseek_v4 import DeepseekV4Config, LayerKind, V4Layer
-from services.engine.contract.model_config import ModelFileError, YarnRope
+from services.engine.contract.model_config import (
+    ModelConfig,
+    ModelFileError,
+    MoeConfig,
+    YarnRope,
+)
 from services.engine.model_files.json_keys import MAX_LAYERS, Keys
 
 _KINDS: dict[str, LayerKind] = {
@@ -31,6 +36,43 @@ _FIXED: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Keys with one supported value, which is also the default."""
+
+
+def v4_model_config(keys: Keys) -> ModelConfig:
+    """What every model has of a model with `model_type` "deepseek_v4", and its own configuration.
+
+    Raises:
+        ModelFileError: see `deepseek_v4_config`; or no layer compresses.
+    """
+    v4 = deepseek_v4_config(keys)
+    if all(layer.kind == "window" for layer in v4.layers):
+        raise ModelFileError(
+            f"{keys.where}: no layer compresses: a deepseek_v4 without history is not supported"
+        )
+    return ModelConfig(
+        architecture="deepseek_v4",
+        vocab_size=v4.vocab_size,
+        hidden_size=v4.hidden_size,
+        num_layers=len(v4.layers),
+        num_heads=v4.num_heads,
+        num_kv_heads=1,
+        head_dim=v4.head_dim,
+        intermediate_size=v4.expert_size,
+        rms_norm_eps=v4.rms_norm_eps,
+        rope_theta=v4.rope_theta,
+        max_position=v4.max_position,
+        tie_embeddings=False,
+        moe=MoeConfig(
+            num_experts=v4.num_experts,
+            top_k=v4.top_k,
+            intermediate_size=v4.expert_size,
+            norm_topk_prob=True,
+            layers=tuple(range(len(v4.layers))),
+            scale=v4.routed_scale,
+            num_shared=1,
+        ),
+        v4=v4,
+    )
 
 
 def deepseek_v4_config(keys: Keys) -> DeepseekV4Config:

@@ -10,6 +10,6 @@ attention.py, mlp.py, moe.py       the parts of a layer; rope.py: angles
 latent_attention.py, indexer.py    attention of DeepSeek's layers
 cache_tensors.py                   which tensors the KV cache consists of
 input_metadata.py, decode_rows.py  a round's rows: positions, slots, groups that attend together
-v4_modules/                        DeepSeek V4; not in the registry yet
+v4_modules/                        DeepSeek V4
 weights.py, expert_weights.py      named tensors, checked and packed; rows.py: embedding tables
 """

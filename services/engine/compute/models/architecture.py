@@ -61,6 +61,8 @@ class Dense:
 class ExpertNames:
     """Tensors of one expert each; `{}` is the expert's number."""
 
+    layers: str = "model.layers"
+    """What the names of layers begin with."""
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"

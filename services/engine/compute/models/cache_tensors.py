@@ -20,19 +20,40 @@ KEYS_AND_VALUES = "kv"
 
 @dataclass(frozen=True, slots=True)
 class CacheTensor:
-    """One tensor of one layer: [blocks, block size, *row], allocated with zeros."""
+    """One tensor of one layer: [blocks, rows of a block, *row], allocated with zeros."""
 
     layer: int
     name: str
     """What the rows are, e.g. KEYS_AND_VALUES; a layer has one tensor of a name."""
     row: tuple[int, ...]
-    """Elements of one position."""
+    """Elements of one row."""
     dtype: torch.dtype
+    positions: int = 1
+    """Positions that share a row: it is in the block of the last of them."""
 
-    @property
-    def row_bytes(self) -> int:
-        """Memory of one position, in bytes."""
-        return math.prod(self.row) * self.dtype.itemsize
+    def shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Of the tensor for blocks of so many positions."""
+        return (num_blocks, rows_per_block(self.positions, block_size), *self.row)
+
+    def nbytes(self, num_blocks: int, block_size: int) -> int:
+        """Memory of so many blocks, in bytes."""
+        return math.prod(self.shape(num_blocks, block_size)) * self.dtype.itemsize
+
+
+def rows_per_block(positions: int, block_size: int) -> int:
+    """Rows that a block of `block_size` positions holds, of which each stands for `positions`.
+
+    A block that is shorter has room for the one row that may end in it.
+
+    Raises:
+        ValueError: neither number divides the other.
+    """
+    if block_size % positions and positions % block_size:
+        raise ValueError(
+            f"block_size is {block_size}, it must be a multiple or a divisor of {positions}, the "
+            "positions of one compressed entry of the model"
+        )
+    return max(1, block_size // positions)
 
 
 def keys_and_values(config: ModelConfig, dtype: torch.dtype) -> tuple[CacheTensor, ...]:
@@ -61,19 +82,22 @@ def block_bytes(tensors: Sequence[CacheTensor], block_size: int) -> int:
     Args:
         block_size: positions of a block.
     """
-    return block_size * sum(tensor.row_bytes for tensor in tensors)
+    return sum(tensor.nbytes(1, block_size) for tensor in tensors)
 
 
 def layout_name(tensors: Sequence[CacheTensor]) -> str:
     """Name of the layout, for `RunnerInfo.kv_layout`: two layouts of a model differ in it.
 
     It reads `paged/LAYERSx2GxD/FORMAT` for keys and values; other tensors have their name before
-    their size, and kinds of tensors are joined by `+`.
+    their size, and behind it the positions of a row if they are more than one; kinds of tensors are
+    joined by `+`.
     """
-    kinds = sorted((tensor.name, tensor.row, str(tensor.dtype)) for tensor in tensors)
+    kinds = sorted(
+        (tensor.name, tensor.row, str(tensor.dtype), tensor.positions) for tensor in tensors
+    )
     parts = []
-    for (name, row, dtype), same in groupby(kinds):
-        sizes = "x".join(str(size) for size in row)
+    for (name, row, dtype, positions), same in groupby(kinds):
+        sizes = "x".join(str(size) for size in row) + (f"per{positions}" if positions > 1 else "")
         own = sizes if name == KEYS_AND_VALUES else f"{name}{sizes}"
         parts.append(f"{len(list(same))}x{own}/{dtype.removeprefix('torch.')}")
     return f"paged/{'+'.join(parts)}"

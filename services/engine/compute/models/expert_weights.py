@@ -16,7 +16,7 @@ from services.engine.contract.model_config import ModelConfig, ModelFileError
 def expert_names(layer: int, expert: int, names: ExpertNames | None = None) -> tuple[str, str, str]:
     """Published names of an expert's gate, up and down; `layer` counts all layers."""
     names = names or ExpertNames()
-    at = f"model.layers.{layer}"
+    at = f"{names.layers}.{layer}"
     gate, up, down = (
         f"{at}.{name.format(expert)}.weight" for name in (names.gate, names.up, names.down)
     )
@@ -85,7 +85,8 @@ class ExpertWeights:
             else _stacked(weights, config, made_of.experts, layer)
             for layer in moe.layers
         )
-        return cls(weights, names, config.hidden_size, dtype, device, made_of.gate)
+        gate = made_of.gate if config.v4 is None else Gate(limit=config.v4.swiglu_limit)
+        return cls(weights, names, config.hidden_size, dtype, device, gate)
 
     def skip_others(self, held: Collection[tuple[int, int]]) -> None:
         """Leave the experts that are not among `held` (layer, expert) out of the progress."""

@@ -54,6 +54,8 @@ class InputMetadata:
     prompt_rows: tuple[PromptRows, ...]
     spans: Spans | None = None
     """For models that run whole rounds; `groups` is then empty."""
+    sequences: tuple[SequenceMetadata, ...] = ()
+    """In the order of the rows; `token_ids` above has the tokens of those with `prev_row`."""
 
 
 def build_input(
@@ -66,6 +68,7 @@ def build_input(
     rows: DecodeRows | None = None,
     *,
     whole_rounds: bool = False,
+    own_layout: bool = False,
 ) -> InputMetadata:
     """Lay out one round.
 
@@ -75,6 +78,7 @@ def build_input(
         window: sliding window in positions; 0: the model has no layer with one.
         rows: contiguous copies of decodes' keys and values, for kernel sets that use them.
         whole_rounds: lay the round out for `kernels.whole_rounds`, not for attention groups.
+        own_layout: the model reads `sequences` instead of attention groups.
 
     Raises:
         ValueError: a sequence has `prev_row`, but there are no previous tokens.
@@ -92,7 +96,7 @@ def build_input(
     _fill_previous(token_ids, ordered, last_row, previous_tokens)
     sampled = [last_row[id(seq)] for seq in batch if seq.sample]
     groups: tuple[AttentionGroup, ...] = ()
-    if not whole_rounds:
+    if not whole_rounds and not own_layout:
         groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept))
     window_groups = groups
     if groups and window and any(seq.seqlen_k > window for seq in batch):
@@ -106,6 +110,7 @@ def build_input(
         sampled_rows=torch.tensor(sampled, dtype=torch.long).to(device),
         prompt_rows=tuple(_prompt_rows(ordered, first_row, device)),
         spans=_spans(ordered, first_row, block_size) if whole_rounds else None,
+        sequences=tuple(ordered),
     )
 
 

@@ -19,6 +19,7 @@ from services.engine.compute.models.fused import CountRows, FusedDecoder
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.kept_weights import KeptWeights
 from services.engine.compute.models.moe import RunExperts
+from services.engine.compute.models.v4_modules.model import V4Model
 from services.engine.contract.model_config import ModelConfig
 
 _ROUTED = Architecture(experts=Experts())
@@ -49,7 +50,7 @@ class Model(Protocol):
         """[rows, vocabulary] float32, of rows [rows, hidden] that `forward` returned."""
 
     def cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros [blocks, block size, *row] for one tensor of the cache, on the model's device."""
+        """Zeros [blocks, rows, *row] for one tensor of the cache, on the model's device."""
 
     def close(self) -> None:
         """End the model's threads, if it has any; idempotent."""
@@ -98,6 +99,16 @@ def make_model(
         ModelFileError: a tensor is missing, left over or of the wrong shape.
         UnsupportedError: the kernel set does not serve the model.
     """
+    if config.v4 is not None:
+        assert experts is not None, "DeepSeek V4 has experts in every layer"
+        return V4Model(
+            config.v4,
+            weights,
+            kernels,
+            experts,
+            block_size=block_size,
+            max_positions=max_positions,
+        )
     if kernels.whole_rounds is not None:
         kept_weights = KeptWeights(kept)  # read while the next lines load what was compiled
         return FusedDecoder(

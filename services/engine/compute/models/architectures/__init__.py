@@ -5,7 +5,7 @@ qwen3_moe.py  Qwen3 with experts
 mixtral.py    Mixtral: Mistral with experts under names of its own
 phi3.py       Phi 3 and 4: joined projections
 glm4_moe.py   GLM 4.5 and 4.6: sigmoid routing, a shared expert
-deepseek.py   DeepSeek-V3 and V3.2: GLM's experts behind latent attention
+deepseek.py   DeepSeek-V3 and V3.2: GLM's experts behind latent attention; V4's experts
 gpt_oss.py    gpt-oss: attention sinks, experts with biases and a clamped gate
 gemma3.py     Gemma 3: norms after each half of a layer, GELU
 """
@@ -13,7 +13,7 @@ gemma3.py     Gemma 3: norms after each half of a layer, GELU
 from collections.abc import Mapping
 
 from services.engine.compute.models.architecture import Architecture
-from services.engine.compute.models.architectures.deepseek import DEEPSEEK
+from services.engine.compute.models.architectures.deepseek import DEEPSEEK, DEEPSEEK_V4
 from services.engine.compute.models.architectures.gemma3 import GEMMA3
 from services.engine.compute.models.architectures.glm4_moe import GLM4_MOE
 from services.engine.compute.models.architectures.gpt_oss import GPT_OSS
@@ -35,5 +35,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3": GEMMA3,
     "deepseek_v3": DEEPSEEK,
     "deepseek_v32": DEEPSEEK,
+    "deepseek_v4": DEEPSEEK_V4,
 }
 """By `ModelConfig.architecture`."""

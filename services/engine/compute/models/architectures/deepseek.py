@@ -1,6 +1,23 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024) and V3.2 (DeepSeek-AI 2025): latent attention, grouped experts."""
+"""DeepSeek-V3 (DeepSeek-AI 2024) and V3.2 (DeepSeek-AI 2025): latent attention, grouped experts.
 
-from services.engine.compute.models.architecture import Architecture, Latent
+And the routed experts of V4: the rest of it is not made of a declaration, but by `v4_modules`.
+"""
+
+from services.engine.compute.models.architecture import (
+    Architecture,
+    ExpertNames,
+    Experts,
+    Latent,
+)
 from services.engine.compute.models.architectures.glm4_moe import GLM4_MOE
 
+V4_EXPERTS = ExpertNames(
+    layers="layers",
+    gate="ffn.experts.{}.w1",
+    up="ffn.experts.{}.w3",
+    down="ffn.experts.{}.w2",
+)
+DEEPSEEK_V4 = Architecture(
+    experts=Experts(router="ffn.gate", scoring="sqrt_softplus", experts=V4_EXPERTS)
+)
 DEEPSEEK = Architecture(attention=Latent(), drafts=True, experts=GLM4_MOE.experts)

@@ -5,11 +5,9 @@ attention.py           a layer's attention: window, compressed entries, sinks, g
 compressor.py          makes one entry of several positions
 indexer.py             chooses the entries that a row attends to
 hyper_connections.py   several residual streams, and how a sublayer reads and writes them
-experts.py             routed and shared experts with bounds before SwiGLU
+experts.py             router, and the shared expert with bounds before SwiGLU
 rotary.py              rotation of the trailing elements of a head, and its inverse
-memory.py              what is kept of a request: its history by block, its state by slot; sizes
+memory.py              views of a request's history by block and its state by slot; sizes
 round_plan.py          where the rows of a round read and write in that memory
 fixed_order.py         sums and functions whose result for a row does not depend on other rows
-
-The registry of architectures does not name them yet: no engine holds state per request for them.
 """

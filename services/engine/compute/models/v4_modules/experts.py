@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Gate, Kernels, Routing
+from services.engine.compute.models.architectures.deepseek import V4_EXPERTS
+from services.engine.compute.models.expert_weights import stored_names
 from services.engine.compute.models.moe import RunExperts
 from services.engine.compute.models.weights import WeightReader
 from services.engine.contract.deepseek_v4 import DeepseekV4Config
@@ -15,7 +17,7 @@ from services.engine.contract.model_config import ModelFileError
 
 
 class BoundedMlp:
-    """One expert, or the shared one: down(silu(min(gate(x), limit)) * clamp(up(x), ±limit))."""
+    """The shared expert: down(silu(min(gate(x), limit)) * clamp(up(x), ±limit))."""
 
     def __init__(
         self, config: DeepseekV4Config, kernels: Kernels, reader: WeightReader, at: str
@@ -41,41 +43,6 @@ class BoundedMlp:
         return self._down(self._gate_mul(self._gate_up(x), self._gate))
 
 
-class LocalExperts:
-    """`RunExperts` of a process that holds all experts; a row's result is that of the row alone."""
-
-    def __init__(self, config: DeepseekV4Config, kernels: Kernels, reader: WeightReader) -> None:
-        """Pack the experts of all layers.
-
-        Raises:
-            ModelFileError: a tensor is missing or of the wrong shape.
-        """
-        self._kernels = kernels
-        self._experts = [
-            [
-                BoundedMlp(config, kernels, reader, f"layers.{layer}.ffn.experts.{expert}")
-                for expert in range(config.num_experts)
-            ]
-            for layer in range(len(config.layers))
-        ]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the packed weights, in bytes."""
-        return sum(expert.nbytes for layer in self._experts for expert in layer)
-
-    def __call__(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """See RunExperts."""
-        order = ids.flatten().argsort(stable=True)
-        counts = ids.flatten().bincount(minlength=len(self._experts[layer])).tolist()
-        outputs = x.new_empty(ids.numel(), x.shape[1])
-        for expert, places in zip(self._experts[layer], torch.split(order, counts), strict=True):
-            if len(places):
-                rows = x.index_select(0, places // ids.shape[1])
-                outputs.index_copy_(0, places, expert(rows))
-        return self._kernels.combine(outputs.view(*ids.shape, x.shape[1]), weights)
-
-
 class V4FeedForward:
     """Router, routed experts and shared expert of one layer."""
 
@@ -87,7 +54,7 @@ class V4FeedForward:
         layer: int,
         experts: RunExperts,
     ) -> None:
-        """Pack the weights.
+        """Pack the weights of router and shared expert; those of the experts are read elsewhere.
 
         Raises:
             ModelFileError: a tensor is missing or of the wrong shape, or the table names an expert
@@ -106,6 +73,7 @@ class V4FeedForward:
             self._table = _read_table(config, reader, f"{at}.gate.tid2eid")
         else:
             self._bias = reader(f"{at}.gate.bias", count)
+        reader.ignore(*stored_names(V4_EXPERTS, layer, count))
         self._shared = BoundedMlp(config, kernels, reader, f"{at}.shared_experts")
 
     @property

@@ -14,11 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.engine.compute.models.v4_modules.round_plan import entries_per_block, ring_length
+from services.engine.compute.models.cache_tensors import CacheTensor
+from services.engine.compute.models.v4_modules.round_plan import ring_length
 from services.engine.contract.deepseek_v4 import DeepseekV4Config, V4Layer
-
-_ALIGNED = 8
-"""Bytes; the parts of a state begin at multiples of it, whatever their number format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,60 +52,34 @@ class LayerMemory:
         return tuple(part.entries for part in (self.main, self.index) if part)
 
 
-@dataclass(frozen=True, slots=True)
-class V4Memory:
-    """Of all layers."""
-
-    states: Tensor
-    """uint8 [slots, bytes]: all state of a request is one line, which the layers view in parts."""
-    layers: tuple[LayerMemory, ...]
-
-    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole slots, (source, target) each: snapshots, restarts from them, and forks."""
-        _copy((self.states,), pairs)
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, target) each, for copy-on-write."""
-        _copy([tensor for layer in self.layers for tensor in layer.histories], pairs)
-
-
-def allocate(
-    config: DeepseekV4Config,
-    *,
-    num_blocks: int,
-    block_size: int,
-    num_slots: int,
-    drafts: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> V4Memory:
-    """Zeros for all layers.
+def layer_memories(
+    config: DeepseekV4Config, states: Tensor, caches: Sequence[Tensor], *, drafts: int = 0
+) -> tuple[LayerMemory, ...]:
+    """All layers' views of the slots and blocks that the engine allocated.
 
     Args:
-        num_blocks: history blocks, block 0 included.
-        block_size: positions of a block; a multiple or a divisor of each ratio.
-        num_slots: states, slot 0 included.
+        states: uint8 [slots, bytes]: all state of a request is one line.
+        caches: one per tensor of `cache_tensors`.
         drafts: positions that may be rejected after a round and computed again.
-        dtype: number format of keys; rows of compressors are float32 in every format.
-
-    Raises:
-        ValueError: the block size does not fit a ratio.
     """
-    size = state_bytes(config, drafts=drafts, dtype=dtype)
-    states = torch.zeros(num_slots, size, dtype=torch.uint8)
-    layers, first = [], 0
+    layers, first, rest = [], 0, iter(caches)
     for layer in config.layers:
         views = []
-        for part in _state_parts(config, layer, drafts, dtype):
+        for part in _state_parts(config, layer, drafts):
             views.append(part.view_in(states, first))
             first += part.nbytes
-        compressors = [
-            CompressorMemory(rows, torch.zeros(num_blocks, *entries, dtype=dtype))
-            for rows, entries in zip(
-                views[1:], _entry_shapes(config, layer, block_size), strict=True
-            )
-        ]
+        compressors = [CompressorMemory(rows, next(rest)) for rows in views[1:]]
         layers.append(LayerMemory(views[0], *compressors))
-    return V4Memory(states, tuple(layers))
+    return tuple(layers)
+
+
+def cache_tensors(config: DeepseekV4Config) -> tuple[CacheTensor, ...]:
+    """The history: of each compressed layer its entries, then the indexer's keys."""
+    return tuple(
+        CacheTensor(number, name, (width,), torch.float32, layer.ratio)
+        for number, layer in enumerate(config.layers)
+        for name, width in zip(("entry", "index"), _entry_widths(config, layer), strict=False)
+    )
 
 
 def row_width(layer: V4Layer, width: int) -> int:
@@ -118,65 +90,35 @@ def row_width(layer: V4Layer, width: int) -> int:
     return 2 * width if layer.kind == "indexed" else width
 
 
-def state_bytes(
-    config: DeepseekV4Config, *, drafts: int = 0, dtype: torch.dtype = torch.float32
-) -> int:
+def state_bytes(config: DeepseekV4Config, *, drafts: int = 0) -> int:
     """Memory of one request's state in all layers, in bytes."""
     return sum(
-        part.nbytes
-        for layer in config.layers
-        for part in _state_parts(config, layer, drafts, dtype)
+        part.nbytes for layer in config.layers for part in _state_parts(config, layer, drafts)
     )
 
 
-def history_bytes(
-    config: DeepseekV4Config, block_size: int, *, dtype: torch.dtype = torch.float32
-) -> int:
-    """Memory of one history block in all layers, in bytes.
-
-    Raises:
-        ValueError: the block size does not fit a ratio.
-    """
-    shapes = [
-        shape for layer in config.layers for shape in _entry_shapes(config, layer, block_size)
-    ]
-    return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
-
-
 class _Part(NamedTuple):
-    """A tensor within a request's state."""
+    """A float32 tensor within a request's state."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, so that the next part begins at a multiple of _ALIGNED."""
-        return -(-math.prod(self.shape) * self.dtype.itemsize // _ALIGNED) * _ALIGNED
+        """Bytes that it takes."""
+        return math.prod(self.shape) * torch.float32.itemsize
 
     def view_in(self, states: Tensor, first: int) -> Tensor:
         """Its tensor [slots, *shape] in the lines of all states, from this byte on."""
-        used = math.prod(self.shape) * self.dtype.itemsize
-        return states[:, first : first + used].view(self.dtype).view(len(states), *self.shape)
+        part = states[:, first : first + self.nbytes].view(torch.float32)
+        return part.view(len(states), *self.shape)
 
 
-def _state_parts(
-    config: DeepseekV4Config, layer: V4Layer, drafts: int, dtype: torch.dtype
-) -> list[_Part]:
+def _state_parts(config: DeepseekV4Config, layer: V4Layer, drafts: int) -> list[_Part]:
     """The window, then the rows of each compressor."""
-    parts = [_Part((ring_length(config.window, drafts), config.head_dim), dtype)]
+    parts = [_Part((ring_length(config.window, drafts), config.head_dim))]
     for width in _entry_widths(config, layer):
-        rows = (ring_length(layer.span, drafts), 2, row_width(layer, width))
-        parts.append(_Part(rows, torch.float32))
+        parts.append(_Part((ring_length(layer.span, drafts), 2, row_width(layer, width))))
     return parts
-
-
-def _entry_shapes(
-    config: DeepseekV4Config, layer: V4Layer, block_size: int
-) -> list[tuple[int, int]]:
-    """What one block holds of each compressor: [entries, D]."""
-    widths = _entry_widths(config, layer)
-    return [(entries_per_block(layer.ratio, block_size), width) for width in widths]
 
 
 def _entry_widths(config: DeepseekV4Config, layer: V4Layer) -> tuple[int, ...]:
@@ -188,11 +130,3 @@ def _entry_widths(config: DeepseekV4Config, layer: V4Layer) -> tuple[int, ...]:
             return (config.head_dim,)
         case "indexed":
             return (config.head_dim, config.index_dim)
-
-
-def _copy(tensors: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    if not pairs:
-        return
-    sources, targets = (torch.tensor(side) for side in zip(*pairs, strict=True))
-    for tensor in tensors:
-        tensor.index_copy_(0, targets, tensor.index_select(0, sources))

@@ -1,29 +1,38 @@
 """A DeepSeek V4 decoder: embedding, layers on several residual streams, head.
 
-It reads the published tensor names. It computes in float32, and keeps no state of any request: all
-of that is in `memory.V4Memory`.
+It reads the published tensor names and computes in float32. What is kept of a request is in the
+engine's blocks and slots, of which `memory.py` makes views.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
+from services.engine.compute.models.cache_tensors import CacheTensor
+from services.engine.compute.models.input_metadata import InputMetadata
+from services.engine.compute.models.moe import RunExperts
 from services.engine.compute.models.v4_modules.attention import V4Attention
-from services.engine.compute.models.v4_modules.experts import LocalExperts, V4FeedForward
+from services.engine.compute.models.v4_modules.experts import V4FeedForward
 from services.engine.compute.models.v4_modules.hyper_connections import (
     HyperConnection,
     StreamHead,
     collapse,
     spread,
 )
-from services.engine.compute.models.v4_modules.memory import LayerMemory, V4Memory
+from services.engine.compute.models.v4_modules.memory import (
+    LayerMemory,
+    cache_tensors,
+    layer_memories,
+    state_bytes,
+)
 from services.engine.compute.models.v4_modules.rotary import angles
-from services.engine.compute.models.v4_modules.round_plan import RoundPlan
+from services.engine.compute.models.v4_modules.round_plan import RoundPlan, plan_round
 from services.engine.compute.models.weights import WeightReader
 from services.engine.contract.deepseek_v4 import DeepseekV4Config
+from services.engine.contract.runner import StateBlock
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +46,7 @@ class V4Layer:
         kernels: Kernels,
         reader: WeightReader,
         index: int,
-        experts: LocalExperts,
+        experts: RunExperts,
     ) -> None:
         at, kind = f"layers.{index}", config.layers[index]
         self._kernels, self._eps = kernels, config.rms_norm_eps
@@ -71,33 +80,36 @@ class V4Layer:
 
 
 class V4Model:
-    """All layers, with weights packed for one kernel set."""
+    """See registry.Model and state_cache.StatefulModel; weights are packed for one kernel set."""
 
     def __init__(
         self,
         config: DeepseekV4Config,
         weights: Mapping[str, Tensor],
         kernels: Kernels,
+        experts: RunExperts,
         *,
+        block_size: int,
         max_positions: int,
     ) -> None:
         """Pack the weights.
 
         Args:
+            experts: runs the experts of all layers.
+            block_size: positions of a block.
             max_positions: positions that a sequence may reach.
 
         Raises:
             ModelFileError: a tensor is missing, left over or of the wrong shape.
         """
         self.config = config
-        self._kernels = kernels
+        self._kernels, self._block_size = kernels, block_size
+        self._states = torch.empty(0, state_bytes(config), dtype=torch.uint8)
         reader = WeightReader(weights, torch.float32, torch.device("cpu"))
         size = (config.vocab_size, config.hidden_size)
         self._embedding = reader.rows("embed.weight", *size)
-        self._experts = LocalExperts(config, kernels, reader)
         self._layers = [
-            V4Layer(config, kernels, reader, index, self._experts)
-            for index in range(len(config.layers))
+            V4Layer(config, kernels, reader, index, experts) for index in range(len(config.layers))
         ]
         self._join = StreamHead(config, kernels, reader, "hc_head")
         self._norm = reader("norm.weight", config.hidden_size)
@@ -111,22 +123,51 @@ class V4Model:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed weights in bytes, experts included."""
+        """Memory of the packed weights in bytes, without those of routed experts."""
         rows = self._embedding.nbytes + self._norm.nbytes + self._head.nbytes
         layers = sum(layer.nbytes for layer in self._layers)
-        return rows + layers + self._experts.nbytes + self._join.nbytes
+        return rows + layers + self._join.nbytes
 
-    def forward(self, plan: RoundPlan, memory: V4Memory) -> Tensor:
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """See Model."""
+        return cache_tensors(self.config)
+
+    @property
+    def state_block(self) -> StateBlock:
+        """See StatefulModel: rings hold what is open at any position."""
+        return StateBlock(state_bytes(self.config), boundary=1)
+
+    def use_states(self, slots: Tensor) -> None:
+        """See StatefulModel."""
+        self._states = slots
+
+    def forward(self, data: InputMetadata, caches: Sequence[Tensor]) -> Tensor:
+        """See Model."""
+        plan = plan_round(self.config, data.sequences, data.token_ids, block_size=self._block_size)
+        return self.compute(plan, layer_memories(self.config, self._states, caches))
+
+    def compute(self, plan: RoundPlan, memories: Sequence[LayerMemory]) -> Tensor:
         """Compute all rows of a round and write what is kept of them.
+
+        Args:
+            memories: one per layer.
 
         Returns:
             [T, hidden], before the last norm.
         """
         rows = self._embedding(plan.token_ids)
         streams = rows.unsqueeze(1).repeat(1, self.config.streams, 1)
-        for layer, kept in zip(self._layers, memory.layers, strict=True):
+        for layer, kept in zip(self._layers, memories, strict=True):
             streams = layer(streams, self._angles[layer.compressed], plan, kept)
         return self._join(streams)
+
+    def cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See Model."""
+        return torch.zeros(shape, dtype=dtype)
+
+    def close(self) -> None:
+        """See Model: it has no threads."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocabulary] float32, of rows [rows, hidden] that `forward` returned."""

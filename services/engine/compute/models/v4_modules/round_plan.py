@@ -11,25 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.engine.compute.models.cache_tensors import rows_per_block
 from services.engine.contract.deepseek_v4 import DeepseekV4Config, V4Layer
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRows:
-    """One request's part in a round."""
-
-    start: int
-    """Positions computed in earlier rounds."""
-    token_ids: tuple[int, ...]
-    state_slot: int
-    """Slot of the request's state."""
-    block_table: tuple[int, ...]
-    """Blocks of its history, for all positions up to the end of this round."""
-
-    @property
-    def end(self) -> int:
-        """Positions computed after this round."""
-        return self.start + len(self.token_ids)
+from services.engine.contract.runner import SequenceMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +85,8 @@ class RoundPlan:
 
 def plan_round(
     config: DeepseekV4Config,
-    requests: Sequence[RequestRows],
+    requests: Sequence[SequenceMetadata],
+    token_ids: Tensor,
     *,
     block_size: int,
     drafts: int = 0,
@@ -109,15 +94,16 @@ def plan_round(
     """Lay out one round.
 
     Args:
+        requests: in the order of the rows.
+        token_ids: [T] int64; it has the tokens that `requests` do not know yet.
         block_size: positions of a history block; a multiple or a divisor of each ratio.
         drafts: positions that may be rejected after a round and computed again.
     """
     lines = _Lines(requests)
     seen = tuple(min(int(p) + 1, config.window) for p in lines.positions.tolist())
     ratios = {layer.ratio: layer for layer in config.layers if layer.ratio}
-    tokens = [token for request in requests for token in request.token_ids]
     return RoundPlan(
-        token_ids=torch.tensor(tokens),
+        token_ids=token_ids,
         positions=lines.positions,
         requests=lines.requests,
         ring=_ring(lines, config.window - 1, ring_length(config.window, drafts)),
@@ -138,25 +124,11 @@ def ring_length(span: int, drafts: int) -> int:
     return span + drafts
 
 
-def entries_per_block(ratio: int, block_size: int) -> int:
-    """Entries that a history block holds; an entry is in the block of its last position.
-
-    Raises:
-        ValueError: neither number divides the other.
-    """
-    if block_size % ratio and ratio % block_size:
-        raise ValueError(
-            f"block_size is {block_size}, it must be a multiple or a divisor of the model's "
-            f"ratio {ratio}"
-        )
-    return max(1, block_size // ratio)
-
-
 class _Lines:
     """The requests of a round as tensors with one line each, and what both pools share."""
 
-    def __init__(self, requests: Sequence[RequestRows]) -> None:
-        counts = torch.tensor([len(request.token_ids) for request in requests])
+    def __init__(self, requests: Sequence[SequenceMetadata]) -> None:
+        counts = torch.tensor([request.seqlen_q for request in requests])
         self.all = requests
         self.starts = torch.tensor([request.start for request in requests])
         self.first_rows = counts.cumsum(0) - counts
@@ -183,7 +155,7 @@ class _Lines:
 def _ring(lines: _Lines, reach: int, length: int) -> RingPlan:
     slots = torch.tensor([request.state_slot for request in lines.all])
     before = lines.starts.unsqueeze(1) + torch.arange(-reach, 0)
-    ends = torch.tensor([request.end for request in lines.all])
+    ends = torch.tensor([request.seqlen_k for request in lines.all])
     kept = (lines.positions >= ends[lines.requests] - length).nonzero().flatten()
     return RingPlan(
         past_slots=slots.repeat_interleave(reach),
@@ -196,14 +168,14 @@ def _ring(lines: _Lines, reach: int, length: int) -> RingPlan:
 
 def _entries(lines: _Lines, layer: V4Layer, block_size: int, drafts: int) -> EntryPlan:
     ratio, span = layer.ratio, layer.span
-    per_block = entries_per_block(ratio, block_size)
+    per_block = rows_per_block(ratio, block_size)
     last = ((lines.positions + 1) % ratio == 0).nonzero().flatten()
     ends, requests = lines.positions[last], lines.requests[last]
     index, missing = lines.pool_rows(requests, ends, span)
-    width = max(request.end // ratio for request in lines.all)
+    width = max(request.seqlen_k // ratio for request in lines.all)
     tables = torch.zeros(len(lines.all), max(width, 1), dtype=torch.long)
     for line, request in enumerate(lines.all):
-        for entry in range(request.end // ratio):
+        for entry in range(request.seqlen_k // ratio):
             block = request.block_table[((entry + 1) * ratio - 1) // block_size]
             tables[line, entry] = block * per_block + entry % per_block
     return EntryPlan(

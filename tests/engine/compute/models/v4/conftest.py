@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import dispatch
 from services.engine.compute.models.v4_modules.model import V4Model
-from tests.doubles.tiny_v4 import tiny_config, tiny_weights
+from tests.doubles.tiny_v4 import tiny_weights
+from tests.doubles.v4_driver import make_v4
 
 
 class Golden(NamedTuple):
@@ -35,7 +35,7 @@ def golden() -> list[Golden]:
 
 
 def _model(kernels: str) -> V4Model:
-    return V4Model(tiny_config(), tiny_weights(), dispatch.load(kernels), max_positions=128)
+    return make_v4(tiny_weights(), kernels)
 
 
 @pytest.fixture(scope="session")

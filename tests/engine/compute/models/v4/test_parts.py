@@ -5,18 +5,18 @@ import logging
 import pytest
 import torch
 
-from kernels import dispatch
 from services.engine.compute.models.v4_modules.fixed_order import by_vectors
 from services.engine.compute.models.v4_modules.hyper_connections import _balanced
 from services.engine.compute.models.v4_modules.model import V4Model
 from services.engine.contract.model_config import ModelFileError
-from tests.doubles.tiny_v4 import tiny_config, tiny_weights
+from tests.doubles.tiny_v4 import tiny_weights
+from tests.doubles.v4_driver import make_v4
 
 TABLE = "layers.0.ffn.gate.tid2eid"
 
 
 def make(weights: dict[str, torch.Tensor]) -> V4Model:
-    return V4Model(tiny_config(), weights, dispatch.load("torch"), max_positions=16)
+    return make_v4(weights, "torch")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_left_over_tensors_are_refused_but_those_of_mtp(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         make(weights)
     assert "1 tensors of multi-token prediction" in caplog.text
-    with pytest.raises(ModelFileError, match=r"1 tensors do not belong .*: layers.5.attn_norm"):
+    with pytest.raises(ModelFileError, match=r"1 tensors do not belong .*: 'layers.5.attn_norm"):
         make(weights | {"layers.5.attn_norm.weight": torch.zeros(32)})
 
 
