@@ -7,8 +7,9 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-lifecycle.md"
 ENTRY = re.compile(r"`([\w/]+)\.py:([\w.]+)`")
-# Questions per table, as the guide of the code base that it follows has them.
-ROWS = [5, 6, 4, 7, 5]
+# Questions per table, as the guide of the code base that it follows has them; two of the third
+# table, about windows and slots of state, are our own.
+ROWS = [5, 6, 4 + 2, 7, 5]
 
 
 def test_every_entry_point_resolves():
