@@ -210,11 +210,12 @@ class FleetUnderTest:
 @pytest.fixture(scope="session")
 def _fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetUnderTest]:
     state_dir = tmp_path_factory.mktemp("fleet")
-    # A crowded machine may take longer to match than the default allows, and then load decides.
-    patient = "--set=balancer.match_timeout_s=5"
+    # A crowded machine may take longer to match than the default allows, and then load decides; and
+    # a prefill beside an engine that starts again may look like a stall.
+    patient = ("--set=balancer.match_timeout_s=5", "--set=balancer.stall_limit_s=120")
     records = [f"--set=gateway.{name}_file={state_dir / name}" for name in ("usage", "audit")]
     where = ("--port=0", "--http-port=0", f"--state-dir={state_dir}")
-    command = Command("up", *where, patient, *records)
+    command = Command("up", *where, *patient, *records)
     try:
         command.wait_line("Ctrl-C stops the fleet")
         fleet = FleetUnderTest(command, state_dir)

@@ -18,7 +18,12 @@ from tests.marks import needs_vnni
 LENGTHS = (1, 2, 15, 16, 17, 127, 128, 129, 200)
 
 
-@pytest.fixture(params=["tied", pytest.param("smollm2-135m-instruct", marks=pytest.mark.model)])
+@pytest.fixture(
+    params=[
+        "tied",
+        pytest.param("smollm2-135m-instruct", marks=[pytest.mark.model, pytest.mark.verify]),
+    ]
+)
 def model(request: pytest.FixtureRequest, tiny_folders: dict) -> str:
     return str(tiny_folders.get(request.param, request.param))
 
