@@ -52,7 +52,9 @@ def test_a_client_that_leaves_frees_its_blocks(fleet, wait_until):
 
 
 def test_a_client_that_leaves_during_its_prefill_frees_its_blocks(fleet, wait_until):
-    stream = fleet.stream(fleet.request(long_prompt(3, 4000), max_tokens=10))
+    # Decodes for long after it, so that whoever looks late still sees an engine with work.
+    request = fleet.request(long_prompt(3, 4000), max_tokens=2000, ignore_eos=True)
+    stream = fleet.stream(request)
     wait_until(lambda: busy(fleet), "an engine to take the request")
     stream.call.cancel()
     wait_until(

@@ -129,13 +129,28 @@ class Histories(RuleBasedStateMachine):
     def resume(self, data):
         """Another engine's stream comes here: the same request after some tokens of its choices,
         of which some have ended there."""
-        old, _ = data.draw(st.sampled_from(sorted(n for n, t in self.driver.tokens.items() if t)))
+        names = sorted(name for name, tokens in self.driver.tokens.items() if tokens)
+        self.resume_one(data, names, has_ended=False)
+
+    @precondition(lambda self: self.choices_ended_before_others())
+    @rule(data=st.data())
+    def resume_where_a_choice_has_ended(self, data):
+        self.resume_one(data, self.choices_ended_before_others(), has_ended=True)
+
+    def choices_ended_before_others(self):
+        """Ended choices of requests with several: `resume` alone meets one too seldom."""
+        several = {key for key, request in self.driver.requests.items() if request.params.n > 1}
+        return sorted(name for name in self.driver.reasons if name[0] in several)
+
+    def resume_one(self, data, names, has_ended):
+        old, chosen = data.draw(st.sampled_from(names))
         request = self.driver.requests[old]
         if request.continued:
             return
         names = [(old, choice) for choice in range(request.params.n)]
         given = [self.driver.tokens.get(name, []) for name in names]
         ended = [name in self.driver.reasons and data.draw(st.booleans()) for name in names]
+        ended[chosen] |= has_ended
         cuts = [
             len(tokens) if end else data.draw(st.integers(0, len(tokens)))
             for tokens, end in zip(given, ended, strict=True)
