@@ -1,9 +1,11 @@
 """Puts faults into a copy of the tree, one by one, and runs the tests that should notice each.
 
-    python -m tests.mutants                      # all, about half an hour; writes result.json
+    python -m tests.mutants                      # all, an hour or two; writes result.json
     python -m tests.mutants --only quotas        # those whose subject or name has the text;
                                                  # the outcomes of the others stay
-    python -m tests.mutants --missing            # those without an outcome in result.json
+    python -m tests.mutants --changed            # those that are new in result.json, or whose
+                                                 # record, file or tests have changed since
+    python -m tests.mutants --changed --others 9 # and nine others at random
     python -m tests.mutants --check              # check the records, run nothing
 
 The exit status is 1 if fewer than 95 % of the faults are caught, if one survives without a reason
@@ -14,16 +16,17 @@ import argparse
 import datetime
 import os
 import platform
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tests.mutants import child
-from tests.mutants.records import ROOT, Fault, problems_of, read_faults
+from tests.mutants.records import ROOT, Fault, digest_of, problems_of, read_faults
 from tests.mutants.score import (
     INVALID,
     Judge,
@@ -51,7 +54,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--check", action="store_true", help="check the records, run nothing")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults with it in SUBJECT/NAME")
-    parser.add_argument("--missing", action="store_true", help="faults without an outcome")
+    parser.add_argument("--changed", action="store_true", help="faults without a valid outcome")
+    parser.add_argument("--others", type=int, default=0, metavar="N", help="with --changed: N more")
     parser.add_argument("--result", type=Path, default=RESULT, help="JSON file for the outcomes")
     return parser.parse_args(argv)
 
@@ -67,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not problems and not args.check:
         os.nice(NICENESS)
         known = read_outcomes(args.result)
-        if args.missing:
-            faults = [fault for fault in faults if fault.name not in known]
+        if args.changed:
+            faults = changed_faults(faults, known, args.others)
         for name, outcome in _run(faults, _revision()):
             known[name] = outcome
             write_result(result_of(everything, known, _head()), args.result)
@@ -77,6 +81,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems = problems_of_run(judged, known)
     print(*problems, sep="\n", end="\n" if problems else "")
     return int(bool(problems))
+
+
+def changed_faults(
+    faults: Sequence[Fault], known: Mapping[str, Outcome], others: int, root: Path = ROOT
+) -> list[Fault]:
+    """Faults whose outcome is missing or of other code, and `others` more at random."""
+    valid = sorted(
+        fault.name
+        for fault in faults
+        if fault.name in known and known[fault.name].digest == digest_of(fault, root)
+    )
+    again = random.sample(valid, min(others, len(valid)))
+    print(f"{len(valid)} outcomes are valid; of these {len(again)} are tried again")
+    return [fault for fault in faults if fault.name not in valid or fault.name in again]
 
 
 def _head() -> dict[str, str]:
@@ -103,7 +121,7 @@ def _run(faults: Sequence[Fault], revision: str) -> Iterator[tuple[str, Outcome]
             print(f"{number:3}/{len(faults)} {found.outcome:8} {took}  {name}", flush=True)
             if found.outcome == INVALID:
                 print(found.test, found.output, sep="\n", flush=True)
-            yield fault.name, replace(found, revision=revision)
+            yield fault.name, replace(found, revision=revision, digest=digest_of(fault))
 
 
 def _revision() -> str:

@@ -4,9 +4,10 @@ A record has the file, its text without and with the fault, and the smallest sel
 that should notice it. The head of a TOML file gives the `file` and `tests` of records without.
 """
 
+import hashlib
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -68,6 +69,16 @@ def problems_of(faults: Sequence[Fault], root: Path = ROOT) -> list[str]:
             if not _is_test(test, root)
         ]
     return problems
+
+
+def digest_of(fault: Fault, root: Path = ROOT) -> str:
+    """Identifies what an outcome was found with: record, file and tests, not what these import."""
+    files = sorted({fault.file, *(test.split("::")[0] for test in fault.tests)})
+    texts = [(root / file).read_bytes() for file in files if (root / file).is_file()]
+    digest = hashlib.sha256(repr(astuple(fault)).encode())
+    for text in texts:
+        digest.update(hashlib.sha256(text).digest())
+    return digest.hexdigest()[:16]
 
 
 def _place(fault: Fault) -> str:

@@ -31,6 +31,8 @@ class Outcome:
     """The end of pytest's output if the record is invalid."""
     revision: str = ""
     """Of the tree that was judged; a run of some faults leaves the outcomes of the others."""
+    digest: str = ""
+    """`digest_of` the fault in that tree."""
 
 
 class Judge:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.mutants.__main__ import RESULT
-from tests.mutants.records import SUBJECTS, Fault, problems_of, read_faults
-from tests.mutants.score import LEAST_CAUGHT
+from tests.mutants.__main__ import RESULT, changed_faults
+from tests.mutants.records import SUBJECTS, Fault, digest_of, problems_of, read_faults
+from tests.mutants.score import LEAST_CAUGHT, Outcome
 
 FAULTS = read_faults()
 
@@ -25,7 +25,7 @@ def test_the_committed_result_is_of_these_records_and_reaches_the_score():
     result = json.loads(RESULT.read_text())
     ran = {name: found for group in result["outcomes"].values() for name, found in group.items()}
     assert set(ran) <= {fault.name for fault in FAULTS}, "a record was renamed: make mutants"
-    assert len(ran) >= 100, 'run: make mutants ARGS="--missing"'
+    assert len(ran) >= 100, 'run: make mutants ARGS="--changed"'
     caught = [name for name, found in ran.items() if found["outcome"] == "caught"]
     assert len(caught) >= LEAST_CAUGHT * len(ran)
     reasons = {fault.name: fault.survives for fault in FAULTS if fault.name in ran}
@@ -63,6 +63,21 @@ def record(tmp_path) -> Callable[..., Fault]:
 def test_a_record_that_does_not_fit_is_named(record, tmp_path, fields, problem):
     found = problems_of([record(**fields)], tmp_path)
     assert (found == []) if problem is None else (problem in found[0] and "s.toml, 'n'" in found[0])
+
+
+@pytest.mark.parametrize("changed", ["source.py", "test_source.py", "the record"])
+def test_an_outcome_is_valid_until_its_record_file_or_tests_change(record, tmp_path, changed):
+    fault = record()
+    (tmp_path / "another.py").write_text("")
+    outcomes = {"n": Outcome("caught", digest=digest_of(fault, tmp_path))}
+    assert changed_faults([fault], outcomes, 0, tmp_path) == []
+    assert changed_faults([fault], outcomes, 1, tmp_path) == [fault]
+    if changed == "the record":
+        fault = record(new="a = 3")
+    else:
+        (tmp_path / changed).write_text("a = 1\n")
+    assert changed_faults([fault], outcomes, 0, tmp_path) == [fault]
+    assert changed_faults([fault], {}, 0, tmp_path) == [fault]
 
 
 def test_a_name_is_used_once(record, tmp_path):

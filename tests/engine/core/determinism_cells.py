@@ -265,6 +265,20 @@ def all_cells() -> list[Cell]:
     return [Cell(*flags) for flags in itertools.product((False, True), repeat=5)]
 
 
+def covering_cells() -> set[tuple[Cell, str, str]]:
+    """16 of the 128 cells in which any three of the seven choices meet in all eight ways.
+
+    An orthogonal array of strength 3: four choices are free, and each other one is the sum modulo
+    2 of a different three of these.
+    """
+    found = set()
+    for a, b, c, d in itertools.product((False, True), repeat=4):
+        cell = Cell(a, b, c, d, a ^ b ^ c)
+        sampling = list(SAMPLING)[a ^ b ^ d]
+        found.add((cell, sampling, CONSTRAINTS[a ^ c ^ d]))
+    return found
+
+
 def check_one_answer(cells: DeterminismCells, cell: Cell, sampling: str, constraint: str) -> None:
     want = cells.reference(sampling, constraint)
     assert len(want.tokens) >= SHORTEST

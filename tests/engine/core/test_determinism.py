@@ -3,6 +3,7 @@
 Each test checks, in the rounds that the runner was given, that its cell's features did occur.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -23,10 +24,30 @@ from tests.engine.core.determinism_cells import (
     DeterminismCells,
     all_cells,
     check_one_answer,
+    covering_cells,
 )
 
 # The first constraint waits for a process that loads xgrammar.
 pytestmark = pytest.mark.timeout(240)
+WHOLE = pytest.mark.whole
+
+
+COVERING = covering_cells()
+EVERY_CELL = [
+    pytest.param(*names, id="-".join(map(str, names)), marks=() if names in COVERING else WHOLE)
+    for names in itertools.product(all_cells(), SAMPLING, CONSTRAINTS)
+]
+"""All 128. `make verify` has those that cover any three choices, `-m whole` the rest."""
+
+
+def test_the_covering_cells_have_any_three_choices_in_all_eight_ways() -> None:
+    rows = [
+        (*vars(cell).values(), sampling == "seeded", constraint == "plain")
+        for cell, sampling, constraint in COVERING
+    ]
+    assert len(rows) == 16
+    for columns in itertools.combinations(range(7), 3):
+        assert len({tuple(row[column] for column in columns) for row in rows}) == 8
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +92,11 @@ def test_latent_attention_gives_one_answer_where_everything_happens(
 
 @pytest.mark.verify
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("cell", all_cells(), ids=str)
+@pytest.mark.parametrize(("cell", "sampling", "constraint"), EVERY_CELL)
 def test_latent_attention_gives_one_answer_in_every_cell(
-    latent_cells: DeterminismCells, cell: Cell, sampling: str
+    latent_cells: DeterminismCells, cell: Cell, sampling: str, constraint: str
 ) -> None:
-    check_one_answer(latent_cells, cell, sampling, "plain")
+    check_one_answer(latent_cells, cell, sampling, constraint)
 
 
 def test_the_answers_differ_from_one_another(cells: DeterminismCells) -> None:
@@ -144,9 +164,7 @@ def test_experts_give_one_answer_in_every_cell(
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("cell", all_cells(), ids=str)
+@pytest.mark.parametrize(("cell", "sampling", "constraint"), EVERY_CELL)
 def test_experts_give_one_answer_in_all_cells(
     expert_cells: DeterminismCells, cell: Cell, sampling: str, constraint: str
 ) -> None:
@@ -156,9 +174,7 @@ def test_experts_give_one_answer_in_all_cells(
 @pytest.mark.verify
 @pytest.mark.model
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("cell", all_cells(), ids=str)
+@pytest.mark.parametrize(("cell", "sampling", "constraint"), EVERY_CELL)
 def test_a_real_model_gives_one_answer_in_every_cell(
     real_cells: DeterminismCells, cell: Cell, sampling: str, constraint: str
 ) -> None:
