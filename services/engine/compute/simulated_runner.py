@@ -90,8 +90,7 @@ class SimulatedModel:
         """Parse the option `simulate`: e.g. `vocab_size=512,token_us=10`; `yes` for the defaults.
 
         Raises:
-            ConfigError: a name is unknown, a value is not a number or below 0, or the model would
-                have both a window and a state.
+            ConfigError: a name is unknown, or a value is not a number or below 0.
         """
         known = {f.name: float if f.type in (float, "float") else int for f in fields(cls)}
         values: dict[str, float] = {}
@@ -105,8 +104,6 @@ class SimulatedModel:
                 raise ConfigError(f"simulate: {name}={value!r} is not a number") from error
             if values[name] < 0:
                 raise ConfigError(f"simulate: {name}={value} is below 0")
-        if values.get("window") and values.get("state_boundary"):
-            raise ConfigError("simulate: use window or state_boundary, not both")
         return cls(**values)  # type: ignore[arg-type]
 
 

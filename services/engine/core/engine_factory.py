@@ -20,7 +20,7 @@ from services.engine.grammar.so_matcher import Preload
 from services.engine.grammar.structured_output import SOMatcherBuilder
 from services.engine.grammar.wire import Setup
 from services.engine.model_files import load_text_assets
-from services.engine.scheduling.kv_cache import KVCacheManager
+from services.engine.scheduling.kv_cache import KVCacheManager, check_kinds
 
 
 def make_runner(config: EngineConfig, beside: Callable[[], None] = lambda: None) -> Runner:
@@ -66,6 +66,7 @@ def build_engine(
     preload.join()
     try:
         info = worker.describe()
+        check_kinds(info)
         free = 0
         if not config.num_blocks:
             free = worker.profile_kv_bytes(config.max_num_batched_tokens, config.max_num_seqs)

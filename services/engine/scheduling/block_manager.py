@@ -64,14 +64,9 @@ class BlockManager:
     ) -> None:
         """Args:
         window: see `RunnerInfo.window`.
-        state: see `RunnerInfo.state`.
+        state: see `RunnerInfo.state`; not together with a window (`kv_cache.check_kinds`).
         num_states: slots for sequences and snapshots; at least 1 with `state`.
-
-        Raises:
-            ValueError: a model with state declares a window too: its window is in its state.
         """
-        if window and state is not None:
-            raise ValueError(f"a model with state blocks cannot declare a window ({window}) too")
         self._events = CacheEvents()
         self.states: StateSlots | None = None
         if state is not None:
@@ -170,11 +165,10 @@ class BlockManager:
         held = [block for block in shared if block]
         return self._cost(seq, shared, held) + headroom - self.blocks.num_available
 
-    def num_missing_states(self, seq: Sequence) -> int:
-        """Slots that must become available before the sequence fits; 0 or less if it does."""
-        if self.states is None:
-            return 0
-        return self.states.cost(self._match(seq).snapshot) - self.states.slots.num_available
+    @property
+    def num_missing_states(self) -> int:
+        """Slots that must become available before another sequence fits; 0 or less if it does."""
+        return 1 - self.states.slots.num_available if self.states else 0
 
     def count_uncached(self, seqs: Iterable[Sequence]) -> int:
         """Positions still to be computed for these sequences; a shared prefix counts once.
@@ -190,16 +184,15 @@ class BlockManager:
                 count += length - seq.num_computed
                 continue
             full = length // size
-            known = -(-seq.num_computed // size)
+            hashes = self.hashes_of(seq, full)[:full]
+            there = [1 if key in seen else self.blocks.find(key) for key in hashes]
+            known, passed = -(-seq.num_computed // size), seq.num_released
             if self.window and not known:
-                known = len(self._match(seq).blocks)  # those before its window may be evicted
-            unknown = [
-                block_hash
-                for block_hash in self.hashes_of(seq, full)[known:full]
-                if block_hash not in seen and self.blocks.find(block_hash) is None
-            ]
-            seen.update(unknown)
-            count += len(unknown) * size + max(0, length - max(full * size, seq.num_computed))
+                usable = longest_prefix(there, size, self.window, length)
+                known, passed = len(usable), usable.count(0)
+            seen.update(hashes[passed:])
+            unknown = there[known:].count(None)
+            count += unknown * size + max(0, length - max(full * size, seq.num_computed))
         return count
 
     def grow(self, seq: Sequence) -> bool:
@@ -235,12 +228,16 @@ class BlockManager:
             seq.set_blocks(tuple(table), self.block_size)
         return tuple(replaced)
 
-    def release_passed(self, seq: Sequence, start: int) -> None:
-        """Release the blocks wholly before the window of a round that begins at position `start`.
+    def release_passed(self, seq: Sequence, num_computed: int) -> None:
+        """Release the blocks that neither a later round nor a hit of all full blocks reads.
 
-        Call it once all rounds that begin earlier are collected. Registered content stays reusable.
+        Such a hit begins at the end of the last full block, or a position earlier if its prompt
+        ends there. Registered content stays reusable until it is evicted.
+
+        Args:
+            num_computed: leading positions; all rounds that compute one of them are collected.
         """
-        first = self._first_block(start)
+        first = self._first_block(num_computed // self.block_size * self.block_size - 1)
         if first > seq.num_released:
             self.drop(reversed(seq.release_blocks(first)))
 
@@ -255,7 +252,7 @@ class BlockManager:
         if end <= len(seq.tokens):
             block_hash = self.hashes_of(seq, end // self.block_size)[end // self.block_size - 1]
             if self.blocks.find(block_hash) is not None:
-                self.states.register(slot, block_hash)
+                self.states.register(slot, block_hash, seq, end)
                 return
         self.states.slots.drop(slot)
 
@@ -376,7 +373,7 @@ class BlockManager:
         hit: _Hit = _MISS,
     ) -> Allocation | None:
         states = self.states
-        if states and states.cost(hit.snapshot) > states.slots.num_available:
+        if self.num_missing_states > 0:
             return None
         released = shared.count(0)
         held = shared[released:]

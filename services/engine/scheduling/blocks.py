@@ -53,6 +53,11 @@ class Blocks:
         return len(self._free) + len(self._cached)
 
     @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated without an eviction."""
+        return len(self._free)
+
+    @property
     def num_held(self) -> int:
         """Blocks with a holder."""
         return self.num_blocks - self.num_available
@@ -64,6 +69,10 @@ class Blocks:
     def find(self, block_hash: BlockHash) -> int | None:
         """The held or cached block with this content; None if there is none."""
         return self._by_hash.get(block_hash)
+
+    def content_of(self, block: int) -> BlockHash | None:
+        """The hash under which a block is in the prefix map; None if it is not."""
+        return self._hash[block]
 
     def contents(self) -> list[BlockHash]:
         """Hashes of all held or cached content."""

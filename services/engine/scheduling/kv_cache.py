@@ -137,6 +137,20 @@ class KVCacheManager:
         return message
 
 
+def check_kinds(info: RunnerInfo) -> None:
+    """Check that the memory that a model declares can be served.
+
+    Raises:
+        ConfigError: it declares a window of all layers and a state.
+    """
+    if info.window and info.state is not None:
+        raise ConfigError(
+            f"model: {info.model} declares a window of {info.window} positions and a state of "
+            f"{info.state.nbytes} bytes; declare one of them: a model with state keeps its "
+            "window in it"
+        )
+
+
 def _states_wanted(config: EngineConfig) -> int:
     """Slots of state: one per running sequence and as many for snapshots, if not configured."""
     if config.state_slots:
@@ -206,8 +220,9 @@ class CacheEngine:
 
     @property
     def num_pending_states(self) -> int:
-        """Slots of state that come back when the rounds in flight are collected."""
-        return sum(len(held.states) for held in self._pending)
+        """Slots of state that come back when the rounds in flight are collected: those of
+        sequences that left, snapshots held for a copy, and snapshots that are being made."""
+        return sum(len(held.states) for held in self._pending) + len(self._saves)
 
     def copy(self, source: int, target: int) -> None:
         """Copy a block before the next round; the source's extra reference is dropped after it."""
@@ -236,7 +251,7 @@ class CacheEngine:
         saves = []
         for seq in seqs:
             if self._blocks.wants_snapshot(seq, seq.num_computed):
-                slot = states.take_for_snapshot()
+                slot = states.take_for_snapshot(seq, seq.num_computed)
                 if slot is not None:
                     saves.append((seq.state_slot, slot))
                     self._saves.append(_Save(step, seq, seq.num_computed, slot))

@@ -101,18 +101,18 @@ class Scheduler:
     def certain_ahead(self, seq: Sequence) -> list[Sequence]:
         """Sequences whose prompts are computed before that of a new one, even if more arrive.
 
-        Not included: sequences that it may pass, because they do not fit or wait for a grammar;
-        prompts longer than a round's budget, if its own is shorter; other tenants, if the policy
-        lets tenants take turns.
+        Not included: sequences that it may pass, because they do not fit or wait for a grammar or
+        another choice; prompts longer than a round's budget, if its own is shorter; other tenants,
+        if the policy lets tenants take turns.
         """
         rank, short = self._rank(seq), seq.remaining <= self._budget
         return [
             other
             for other in self.sequences()
             if other.order < rank
-            and _wanted(other) > 1
+            and self._wanted(other) > 1
             and other.blocked_at is None
-            and not other.request.held
+            and _ready(other)
             and not (short and other.remaining > self._budget)
             and (not self._policy.by_tenant or other.request.tenant == seq.request.tenant)
         ]
@@ -181,7 +181,7 @@ class Scheduler:
         """Add chunks of admitted prompts, then admit in order, passing those that do not fit."""
         chunked = [seq for seq in chunked if seq.status is SequenceStatus.RUNNING]
         candidates = [] if builder.preemptions else self._candidates()
-        contenders = [_wanted(seq) for seq in (*chunked, *candidates)]
+        contenders = [self._wanted(seq) for seq in (*chunked, *candidates)]
         share = PrefillShare(contenders, builder.budget)
         later = self._outranked(chunked, candidates)
         for seq in chunked[: len(chunked) - len(later)]:
@@ -204,7 +204,7 @@ class Scheduler:
         for seq in candidates:
             if not share.left or self.num_running >= self._max_running:
                 return
-            if not share.offer(_wanted(seq)):
+            if not share.offer(self._wanted(seq)):
                 continue
             if self._try_admit(seq, share, builder):
                 for earlier in blocked:
@@ -217,7 +217,7 @@ class Scheduler:
     def _candidates(self) -> list[Sequence]:
         if self.num_running >= self._max_running:
             return []
-        ordered = self._waiting.candidates(self._tenants.counts, _ready, _wanted)
+        ordered = self._waiting.candidates(self._tenants.counts, _ready, self._wanted)
         return list(islice(ordered, LOOK_AHEAD))
 
     def _try_admit(self, seq: Sequence, share: PrefillShare, builder: RoundBuilder) -> bool:
@@ -236,6 +236,12 @@ class Scheduler:
         builder.admissions.append(Admission(seq, allocation.num_computed))
         self._add_chunk(seq, share, builder)
         return True
+
+    def _wanted(self, seq: Sequence) -> int:
+        """Positions that a sequence would compute, estimated before it has blocks."""
+        parent = seq.fork_of
+        shares = parent is not None and not parent.finished and self._blocks.shares_prompt(parent)
+        return 1 if shares else seq.remaining
 
     def _allocate(self, seq: Sequence, step: Step) -> Allocation | None:
         parent = self._computed_parent(seq)
@@ -297,14 +303,15 @@ class Scheduler:
 
         Their blocks come back with the rounds in flight, so it is admitted in the next round.
         """
-        head = next(self._waiting.candidates(self._tenants.counts, _ready, _wanted), None)
+        waiting = self._waiting.candidates(self._tenants.counts, _ready, self._wanted)
+        head = next(waiting, None)
         if head is None:
             return
         lower = {s.seq_id: s for s in self._running if s.request.priority < head.request.priority}
         if not lower:
             return
         slots = len(self._running) + 1 - self._max_running
-        states = self._blocks.num_missing_states(head) - self._cache.num_pending_states
+        states = self._blocks.num_missing_states - self._cache.num_pending_states
         parent = self._computed_parent(head)
         blocks = self._blocks.num_missing(head, parent, self._headroom) - self._cache.num_pending
         victims = [self._as_victim(seq) for seq in lower.values()]
@@ -352,8 +359,3 @@ def _ready(seq: Sequence) -> bool:
         return False
     parent = seq.fork_of
     return parent is None or parent.prompt_step > 0 or parent.finished
-
-
-def _wanted(seq: Sequence) -> int:
-    """Positions that a sequence would compute, estimated before it has blocks."""
-    return seq.remaining if seq.fork_of is None or seq.fork_of.finished else 1

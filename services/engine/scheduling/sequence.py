@@ -116,6 +116,7 @@ class Sequence:
     """One choice of a request."""
 
     __slots__ = (
+        "answer_snapshot",
         "block_table",
         "blocked_at",
         "capacity",
@@ -193,6 +194,8 @@ class Sequence:
         """Slot of its fixed-size state; 0 if the model has none or it does not run."""
         self.snapshot_at = 0
         """Boundary up to which the cache held its history without a snapshot; 0 if none."""
+        self.answer_snapshot: BlockHash | None = None
+        """Content of the last snapshot made of its answer; None if there is none."""
         self.fork_of = fork_of
         self.prompt_step = 0
         """Last round that submitted the prompt's end; 0 if none has."""
@@ -268,6 +271,10 @@ class Sequence:
         """Set the slot of the state, and where a snapshot is missing (0: nowhere)."""
         self.state_slot = slot
         self.snapshot_at = snapshot_at
+
+    def set_answer_snapshot(self, block_hash: BlockHash) -> None:
+        """Record the last snapshot of its answer; it outlives a preemption."""
+        self.answer_snapshot = block_hash
 
     def release_blocks(self, num_blocks: int) -> tuple[int, ...]:
         """Replace the blocks before the first `num_blocks` by 0, and return them."""

@@ -2,7 +2,10 @@
 
 A slot is a running sequence's, a snapshot, or free; see `contract.runner.StateBlock`. Snapshots are
 found by the hash of the block at whose end they were taken, and evicted, the oldest first, when a
-sequence or a newer snapshot needs a slot. A snapshot never changes: a sequence gets a copy.
+sequence or a newer snapshot needs a slot. A snapshot never changes: a sequence gets a copy, or, if
+no other slot is available, the snapshot itself, which nobody else can restart from then.
+
+An answer has one snapshot, its last: a long one would otherwise evict those of all prompts.
 """
 
 import math
@@ -30,21 +33,24 @@ class StateSlots:
         self._starts: dict[int, int | None] = {}
         """Slots of sequences admitted since the last round → snapshot to restart from, if any."""
 
-    def cost(self, snapshot: int | None) -> int:
-        """Slots that stop being available when a sequence starts from this snapshot."""
-        return 1 + (snapshot is not None and self.slots.num_holders(snapshot) == 0)
-
     def start(self, snapshot: int | None) -> int:
         """Take a slot for a sequence; it is filled before the sequence's first round.
 
         Args:
-            snapshot: where the sequence restarts; None at position 0. It is held for the copy.
+            snapshot: where the sequence restarts; None at position 0. It is held for the copy. If
+                it is the only slot that is available, it is the sequence's, and no snapshot.
 
         Raises:
-            LookupError: no slot is available; see `cost`.
+            LookupError: no slot is available.
         """
         if snapshot is not None:
+            alone = self.slots.num_available == 1 and not self.slots.num_holders(snapshot)
             self.slots.share(snapshot)
+            if alone:
+                content = self.slots.content_of(snapshot)
+                assert content is not None, f"slot {snapshot} is no snapshot"
+                self.slots.forget(content)
+                return snapshot
         slot = self.slots.take()
         self._starts[slot] = snapshot
         return slot
@@ -73,14 +79,29 @@ class StateSlots:
         """The snapshot at the end of this block; None if there is none."""
         return self.slots.find(block_hash)
 
-    def take_for_snapshot(self) -> int | None:
-        """A slot for a new snapshot, which may evict the oldest one; None if none is available."""
+    def take_for_snapshot(self, seq: Sequence, end: int) -> int | None:
+        """A slot for a snapshot after `end` positions of a sequence; None if none is available.
+
+        If none is free, the earlier snapshot of the same answer is evicted, else the oldest one.
+        """
+        earlier = seq.answer_snapshot
+        if earlier is not None and end > seq.num_prompt and not self.slots.num_free:
+            slot = self.slots.find(earlier)
+            if slot is not None and not self.slots.num_holders(slot):
+                self.slots.forget(earlier)
         return self.slots.take() if self.slots.num_available else None
 
-    def register(self, slot: int, block_hash: BlockHash) -> None:
-        """Make a slot from `take_for_snapshot` a snapshot; one of equal content frees it."""
-        self.slots.register(slot, block_hash, None)
+    def register(self, slot: int, block_hash: BlockHash, seq: Sequence, end: int) -> None:
+        """Make a slot from `take_for_snapshot` a snapshot; one of equal content frees it.
+
+        A new snapshot of an answer replaces the one before it.
+        """
+        new = self.slots.register(slot, block_hash, None) == slot
         self.slots.drop(slot)
+        if new and end > seq.num_prompt:
+            if seq.answer_snapshot is not None:
+                self.slots.forget(seq.answer_snapshot)
+            seq.set_answer_snapshot(block_hash)
 
     def listed(self) -> list[StoredBlocks]:
         """All snapshots, for the index."""

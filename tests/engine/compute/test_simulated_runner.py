@@ -62,8 +62,6 @@ def test_models_are_described_in_a_line():
     for below in ("window=-3", "state_boundary=-4"):
         with pytest.raises(ConfigError, match=f"^simulate: {below} is below 0"):
             SimulatedModel.parse(below)
-    with pytest.raises(ConfigError, match=r"^simulate: use window or state_boundary, not both"):
-        SimulatedModel.parse("window=8,state_boundary=4")
 
 
 WINDOWED = SimulatedModel(vocab_size=500, window=3)

@@ -10,8 +10,10 @@ from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRu
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.messages import RemovedBlocks, StoredBlocks
 from services.engine.contract.runner import StateBlock
-from services.engine.scheduling.block_manager import BlockManager
+from services.engine.core.timing import RoundTimer
+from services.engine.scheduling.cache_events import CacheEvents
 from services.engine.scheduling.kv_cache import KVCacheManager
+from services.engine.scheduling.state_slots import StateSlots
 
 STATEFUL = SimulatedModel(vocab_size=64, max_model_len=128, eos=63, state_boundary=8)
 PROMPT = [index % 50 + 1 for index in range(30)]
@@ -165,9 +167,88 @@ def test_a_clear_of_the_cache_drops_snapshots_too(make_driver):
     assert finish(driver, "again", PROMPT) == 0
 
 
-def test_a_window_beside_state_is_refused():
-    with pytest.raises(ValueError, match="cannot declare a window"):
-        BlockManager(8, 4, window=6, state=StateBlock(8, 4), num_states=2)
+@pytest.mark.parametrize("slots", [4, 9])
+def test_an_answer_keeps_one_snapshot_and_evicts_none_of_a_prompt(make_driver, slots):
+    """With 4 slots none is free when the answer passes its second boundary."""
+    driver = make_driver(STATEFUL, state_slots=slots)
+    finish(driver, "a", PROMPT[:17], 1)
+    finish(driver, "b", [60, *PROMPT[:17]], 1)
+    finish(driver, "long", [61, 62, 3], 60)
+    assert len(driver.engine._blocks.states.slots.contents()) == 3
+    turn = [61, 62, 3, *driver.tokens["long", 0], 5]
+    assert finish(driver, "a again", PROMPT[:17], 1) == 16
+    assert finish(driver, "b again", [60, *PROMPT[:17]], 1) == 16
+    assert finish(driver, "next turn", turn, 1) == 56, "the last boundary of the answer"
+    driver.check_all()
+
+
+def test_a_snapshot_that_another_made_is_not_replaced(make_driver):
+    """The same answer again, and further: the conversation of the first restarts at its end."""
+    driver = make_driver(STATEFUL)
+    finish(driver, "first", PROMPT, 12)
+    finish(driver, "again", PROMPT, 24)
+    assert finish(driver, "turn", [*PROMPT, *driver.tokens["first", 0], 60], 1) == 40
+    driver.check_all()
+
+
+def test_a_hit_takes_the_snapshot_itself_if_no_other_slot_is_available(make_driver):
+    driver = make_driver(STATEFUL, state_slots=2, policy="priority")
+    finish(driver, "first", PROMPT, 1)
+    driver.add("runs", [60, 61, 62], max_tokens=30, ignore_eos=True)
+    driver.step()
+    driver.add("hit", [*PROMPT, 5], priority=5, max_tokens=9, ignore_eos=True)
+    driver.step()
+    assert driver.engine.scheduler.num_running == 2
+    assert driver.engine._blocks.states.slots.contents() == []
+    driver.run().check_all()
+    assert driver.cached["hit"] == 24
+    assert not any(mark.preempted for mark in driver.marks)
+
+
+def test_a_slot_that_was_a_snapshot_is_neither_cleared_nor_copied_nor_found():
+    states = StateSlots(2, 8, 4, CacheEvents())
+    other, mine = states.start(None), states.slots.take()
+    states.slots.register(mine, b"content", None)
+    states.slots.drop(mine)
+    assert states.start(mine) == mine
+    assert states.find(b"content") is None
+    states.slots.check_integrity({other: 1, mine: 1})
+    states.cancel_start(mine)
+    assert states.take_starts() == ((other,), ())
+
+
+def test_nobody_is_preempted_for_a_slot_that_a_snapshot_in_flight_gives_back(make_driver):
+    driver = make_driver(STATEFUL, state_slots=2, policy="priority")
+    driver.add("low", PROMPT[:9], max_tokens=20, ignore_eos=True)
+    driver.step()
+    assert driver.engine._blocks.states.slots.num_available == 0, "a snapshot after 8 tokens"
+    driver.add("high", [60, 61], priority=5, max_tokens=9, ignore_eos=True)
+    for _ in range(2):
+        driver.step()
+    assert driver.engine.scheduler.num_running == 2
+    driver.run().check_all()
+    assert not any(mark.preempted for mark in driver.marks)
+
+
+def test_choices_that_compute_the_prompt_again_are_work_ahead_of_others(make_driver):
+    class Measured(RoundTimer):
+        best_prefill_tokens_per_s = property(lambda self: 10.0, lambda self, rate: None)
+
+    driver = make_driver(STATEFUL, prefix_cache=False, now_ns=lambda: 1000 * 10**9)
+    driver.engine._timer = Measured(lambda: 1000.0)
+    driver.add("n", PROMPT, n=3, max_tokens=2)
+    driver.step()
+    with pytest.raises(ResourceExhaustedError, match=r"^60 prompt tokens of other requests"):
+        driver.add("late", PROMPT[:10], deadline=1004.0)
+    driver.run().check_all()
+
+
+def test_a_window_beside_state_is_refused_at_the_start(make_driver):
+    both = replace(STATEFUL, window=6)
+    with pytest.raises(
+        ConfigError, match=r"^model: fake declares a window of 6 positions and a state of 256 bytes"
+    ):
+        make_driver(both)
     with pytest.raises(ValueError, match="a state of 0 bytes"):
         StateBlock(0, 4)
 

@@ -62,9 +62,9 @@ def test_a_prefix_is_usable_if_its_last_window_is_cached(found, length, usable):
 
 def test_blocks_before_the_window_are_released_and_stay_reusable(manager):
     seq = computed(manager, range(18))
-    assert seq.block_table[:3] == (0, 0, 0)  # position 18 reads 13 to 18
-    assert all(seq.block_table[3:])
-    assert manager.num_available == 6
+    assert seq.block_table[:2] == (0, 0)  # position 16, where a hit begins, reads 11 to 16
+    assert all(seq.block_table[2:])
+    assert manager.num_available == 5
     manager.check_integrity([seq.block_table])
     again = make_seq([*range(12), 50], seq_id=1)
     assert manager.try_allocate_seq(again) == (12, None)
@@ -85,6 +85,37 @@ def test_a_prefix_without_its_first_blocks_is_a_hit(manager):
     assert manager.try_allocate_seq(more).num_computed == 20
     assert more.block_table[:3] == (0, 0, 0)
     manager.check_integrity([seq.block_table, more.block_table])
+
+
+@pytest.mark.parametrize("window", [1, 4, 5, 6, 9])
+@pytest.mark.parametrize("length", [16, 17, 18, 19])
+def test_the_last_full_block_is_usable_whatever_was_computed_after_it(window, length):
+    """Also by the same prompt, if it ends there: its last position is computed again."""
+    manager = BlockManager(8, 4, window=window)
+    seq = computed(manager, range(length))
+    taken = make_seq(range(100, 100 + 4 * manager.num_available), seq_id=1)
+    assert manager.try_allocate_seq(taken) is not None
+    manager.drop(reversed(taken.remove_blocks()))
+    for prompt, cached in (([*range(16), 70], 16), (range(16), 15)):
+        again = make_seq(prompt, seq_id=2)
+        allocation = manager.try_allocate_seq(again)
+        assert allocation.num_computed == cached
+        source = allocation.copy[:1] if allocation.copy else ()
+        manager.check_integrity([seq.block_table, again.block_table, source])
+        manager.drop([*source, *reversed(again.remove_blocks())])
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_what_rounds_in_flight_compute_is_not_counted_as_work(window):
+    manager = BlockManager(14, 4, window=window)
+    ahead, seq = make_seq(range(40)), make_seq([*range(40), 70, 71], seq_id=1)
+    assert manager.count_uncached([ahead, seq]) == 42
+    manager.try_allocate_seq(ahead)
+    ahead.planned(1, 20, None)
+    manager.register_computed(ahead, 20)
+    manager.release_passed(ahead, 20)
+    ahead.planned(2, 28, None)
+    assert manager.count_uncached([ahead, seq]) == 12 + 2
 
 
 def test_a_fork_shares_no_block_that_its_parent_may_release():

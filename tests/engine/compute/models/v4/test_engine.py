@@ -123,6 +123,8 @@ def test_an_engine_knows_the_sizes_of_history_and_state(folder: Path) -> None:
         "paged/2xentry16per4/float32+2xentry16per8/float32+2xindex8per4/float32"
     )
     assert not info.bit_identical
+    assert runner.profile_kv_bytes(16, 2) > 0
+    assert not len(runner._model._states), "slots of the measurement stay allocated"
     runner.allocate(4, 3)
     assert runner._model._states.data_ptr() == runner._states.slots.data_ptr()
     runner.close()
