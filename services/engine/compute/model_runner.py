@@ -228,14 +228,14 @@ class ModelRunner:
         if not rows:
             return SamplerOutput(step, (), None, hidden.prompt)
         draw = self._sampler(hidden.logits, build_sampling(rows, self._device))
-        if draw.nan_rows:
-            self.scrub()
+        nan_blocks = self.scrub() if draw.nan_rows else ()
         return SamplerOutput(
             step=step,
             tokens=draw.tokens,
             device_tokens=draw.device_tokens,
             prompt_logprobs=hidden.prompt,
             nan_rows=draw.nan_rows,
+            nan_blocks=nan_blocks,
             empty_rows=draw.empty_rows,
         )
 
@@ -353,16 +353,21 @@ class ModelRunner:
             raise RuntimeError(f"model {self._info.model} has no state slots: it declares no state")
         return self._states
 
-    def scrub(self) -> None:
-        """Replace values that are not finite in all blocks by 0.
+    def scrub(self) -> tuple[int, ...]:
+        """Replace values that are not finite in all blocks by 0; returns the blocks that had some.
 
         A later owner of a block must not read them: a masked position has weight 0, but 0 times NaN
         is NaN.
         """
         if self._rows:
             self._rows.drop()
+        spoilt: set[int] = set()
         for cache in self._caches:
+            inner = tuple(range(1, cache.dim()))  # amin and amax of NaN are NaN
+            finite = cache.amin(inner).isfinite() & cache.amax(inner).isfinite()
+            spoilt.update((~finite).nonzero().flatten().tolist())
             torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
+        return tuple(sorted(spoilt - {0}))
 
     def _describe(
         self, config: EngineConfig, source: ModelSource, kernels: str, started: float

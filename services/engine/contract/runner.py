@@ -96,6 +96,9 @@ class SamplerOutput:
     """Pairs of seq_id and the entries of the prompt positions requested in this round."""
     nan_rows: tuple[int, ...] = ()
     """Rows whose logits were not finite: their requests end with DATA_LOSS."""
+    nan_blocks: tuple[int, ...] = ()
+    """With nan_rows: blocks in which values that were not finite are 0 now. A sequence that has one
+    in its table would go on with wrong values: its request ends with DATA_LOSS too."""
     empty_rows: tuple[int, ...] = ()
     """Rows whose masks leave no token: their requests end with FAILED_PRECONDITION."""
 

@@ -152,8 +152,8 @@ class LLMEngine:
         if output.prompt_logprobs:
             keep_prompt_logprobs(plan, output)
         if output.nan_rows:
-            # Values that are not finite may be in any block: no cached content can be trusted.
-            self.scheduler.clear_cache()
+            for request in self.scheduler.drop_spoilt(output.nan_blocks):
+                self._fail(request, NOT_FINITE)
         else:
             self._register(plan)
         refused = dict.fromkeys(output.empty_rows, NO_TOKEN_LEFT)

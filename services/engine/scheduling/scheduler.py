@@ -9,7 +9,7 @@ Progress: the first sequence in the policy's order can always get its next block
 preempt all sequences behind it, and a request that does not fit alone is refused on arrival.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from services.engine.scheduling.block_manager import Allocation, BlockManager
@@ -30,7 +30,7 @@ from services.engine.scheduling.scheduler_outputs import (
     SchedulerOutputs,
     Step,
 )
-from services.engine.scheduling.sequence import Sequence, SequenceStatus
+from services.engine.scheduling.sequence import Request, Sequence, SequenceStatus
 from services.engine.scheduling.waiting_queue import OrderedSequences, WaitingLines
 
 LOOK_AHEAD = 16
@@ -129,8 +129,23 @@ class Scheduler:
         return self._cache.retire(seq)
 
     def clear_cache(self) -> None:
-        """Drop all reusable content, e.g. after the model produced values that are not finite."""
+        """Drop all reusable content."""
         self._blocks.clear(self._running)
+
+    def drop_spoilt(self, blocks: Collection[int]) -> list[Request]:
+        """Drop all reusable content after the model produced values that are not finite.
+
+        Any block may have some, so no cached content can be trusted.
+
+        Args:
+            blocks: those in which some were found and replaced by 0.
+
+        Returns the requests that hold one of these, which must end: e.g. a prompt of which a chunk
+        is computed and no token is sampled yet.
+        """
+        self.clear_cache()
+        spoilt = [seq.request for seq in self._running if not {*seq.block_table}.isdisjoint(blocks)]
+        return list({request.key: request for request in spoilt}.values())
 
     def schedule(self) -> SchedulerOutputs:
         """Plan the next round; its batch is empty if nothing can run now."""

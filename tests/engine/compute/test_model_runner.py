@@ -161,6 +161,7 @@ def test_a_broken_sequence_affects_no_other(drive: Callable, tiny_folders: dict)
     ]
     output = run.round(batch, rows)
     assert output.nan_rows == (0,)
+    assert output.nan_blocks == tuple(sorted(table[:2])), "where it read, and where it wrote"
     assert output.tokens[1].token_id == want[0]
     assert run.generate([healthy], [5], tables=[table])[0] == want
 

@@ -23,8 +23,8 @@ def make(runner=None):
     return LLM(simulate=simulate, runner=runner, num_blocks=60, block_size=4, max_num_seqs=4)
 
 
-def answers(llm):
-    return [o.choices[0].token_ids for o in llm.generate(PROMPTS, GREEDY)]
+def answers(llm, prompts=PROMPTS):
+    return [o.choices[0].token_ids for o in llm.generate(prompts, GREEDY)]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,19 @@ def interrupt_waits(monkeypatch, *at):
 
     monkeypatch.setattr(Future, "result", interrupted)
     return seen
+
+
+def interrupt_launch(monkeypatch, llm, rounds):
+    """KeyboardInterrupt instead of a launch, after so many rounds."""
+    worker, left = llm.engine.worker, iter(range(rounds))
+    launch = worker.launch
+
+    def interrupted(*args):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return launch(*args)
+
+    monkeypatch.setattr(worker, "launch", interrupted)
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +86,28 @@ def test_after_an_interrupt_of_any_wait_the_engine_is_whole(expected, num_waits)
 @pytest.mark.parametrize("rounds", range(5))
 def test_a_round_that_was_planned_and_never_launched_holds_nothing(monkeypatch, expected, rounds):
     with make() as llm:
-        worker, left = llm.engine.worker, iter(range(rounds))
-        launch = worker.launch
-
-        def interrupted(*args):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            return launch(*args)
-
-        monkeypatch.setattr(worker, "launch", interrupted)
+        interrupt_launch(monkeypatch, llm, rounds)
         with pytest.raises(KeyboardInterrupt):
             answers(llm)
         monkeypatch.undo()
         assert answers(llm) == expected
         llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize("rounds", range(4))
+def test_a_round_that_was_never_launched_holds_no_slot_of_state(monkeypatch, rounds):
+    """It would have restored, saved and taken over snapshots of the first call."""
+    prompts = [[n, *range(2, 9)] for n in range(1, 7)]
+    fields = {"num_blocks": 60, "block_size": 4, "max_num_seqs": 4, "state_slots": 5}
+    with LLM(simulate="vocab_size=256,eos=255,state_boundary=4", **fields) as llm:
+        expected = answers(llm, prompts)
+        interrupt_launch(monkeypatch, llm, rounds)
+        with pytest.raises(KeyboardInterrupt):
+            answers(llm, prompts)
+        monkeypatch.undo()
+        llm.engine.check_integrity()
+        assert llm.engine._blocks.states.slots.num_held == 0
+        assert answers(llm, prompts) == expected
 
 
 @pytest.mark.parametrize("at", [1, 2, 5, 6])

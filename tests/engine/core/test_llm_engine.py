@@ -180,6 +180,26 @@ class TestEndings:
         driver.run().check_all()
         assert "again" not in driver.cached
 
+    def test_a_prompt_with_bad_values_in_a_block_ends_before_it_samples(self, make_driver):
+        """They are 0 now, so its own rows would be finite, and wrong."""
+
+        class Spoilt(SimulatedRunner):
+            def execute_main_model(self, step, batch, previous):
+                self.blocks = batch[-1].block_table[:1]
+                return super().execute_main_model(step, batch, previous)
+
+            def execute_sample(self, step, hidden, rows):
+                output = super().execute_sample(step, hidden, rows)
+                bad = {"nan_rows": (0,), "nan_blocks": self.blocks} if step == 2 else {}
+                return replace(output, **bad)
+
+        driver = make_driver(QUIET, runner=lambda: Spoilt(4, QUIET), max_num_batched_tokens=12)
+        for key, prompt in (("bad", [1, 2, 3]), ("good", [4, 5, 6])):
+            driver.add(key, prompt, max_tokens=9, ignore_eos=True)
+        driver.add("long", range(7, 50), n=2, max_tokens=3)
+        driver.run().check_all()
+        assert driver.failures == {"bad": "DATA_LOSS", "long": "DATA_LOSS"}
+
 
 class TestAborts:
     @pytest.mark.parametrize("steps", range(7))

@@ -94,7 +94,7 @@ class TensorParallelRunner(ModelRunner):
         self._ranks.close()
         super().close()
 
-    def scrub(self) -> None:
-        """See ModelRunner."""
+    def scrub(self) -> tuple[int, ...]:
+        """See ModelRunner; a row that is not finite on one rank is so on all, a layer later."""
         self._ranks.send(Scrub())
-        super().scrub()
+        return super().scrub()
