@@ -68,7 +68,8 @@ class AttentionGroup:
     """[sequences, blocks] int64, padded with block 0."""
     mask: Tensor | None
     """Added to the scores before the softmax (0 or -inf), broadcast over heads. None if no position
-    is masked, or if `causal` describes the mask."""
+    is masked, or if `causal` describes the mask. `sink_attention` reads that of decodes only and
+    latent attention none: prefills of such models have none, because its size has no bound."""
     causal: bool
     """Plain causal attention among the group's own rows: there is no history (start is 0)."""
     lengths: Tensor | None = None
@@ -135,7 +136,8 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x [T, N], weight [N], eps) -> [T, N]: x / sqrt(mean(x^2) + eps) * weight.
 
-    Source: Zhang and Sennrich 2019, equation 4."""
+    The result has the format of x. A weight in float32 multiplies before the result is rounded to
+    it. Source: Zhang and Sennrich 2019, equation 4."""
     rope: Callable[[Tensor, Tensor], None]
     """(qk [T, H + G, D], cos_sin [T, D / 2, 2]): rotate in place.
 

@@ -12,6 +12,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich 2019, eq. 4)."""
     wide = x.float()
     scale = (wide.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
+    if weight.dtype == torch.float32:
+        return (wide * scale * weight).to(x.dtype)
     return (wide * scale).to(x.dtype) * weight
 
 

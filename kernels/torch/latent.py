@@ -37,7 +37,8 @@ def attention(
     """See kernels.latent.LatentKernels.attention; everything is summed in float32."""
     batch = len(group.starts)
     history = _gather(cache, group.block_tables).float()
-    mask = _mask(group, len(q) // batch, history.shape[1], q.device)
+    ends = _ends(group, len(q) // batch, q.device)
+    positions = torch.arange(history.shape[1], device=q.device)
     keys = None if index is None else _gather(index.cache, group.block_tables).float()
     heads = max(q.shape[1], 0 if index is None else index.queries.shape[1])
     at_once = max(1, SCORES // (heads * history.shape[1]))
@@ -46,7 +47,7 @@ def attention(
         rows = slice(at, at + at_once)
         # Decodes: a row has a history of its own. A prompt: all rows have the same one.
         own = slice(0, 1) if batch == 1 else rows
-        seen = mask[rows]
+        seen = positions < ends[rows].unsqueeze(1)
         if index is not None and keys is not None:
             seen = seen & chosen(_index_scores(index, rows, keys[own], seen), index.top_k)
         parts.append(_attend(q[rows].float(), history[own], seen, rank, scale))
@@ -98,13 +99,11 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
     return flat.view(len(tables), -1, cache.shape[-1])
 
 
-def _mask(group: AttentionGroup, each: int, positions: int, device: torch.device) -> Tensor:
-    """Which positions each row attends to: [rows, positions] bool."""
+def _ends(group: AttentionGroup, each: int, device: torch.device) -> Tensor:
+    """How many positions each row attends to, the first ones: [rows] int64."""
     if group.lengths is not None:
-        ends = group.lengths.long()
-    else:
-        ends = torch.arange(1, each + 1, device=device) + group.starts[0]
-    return torch.arange(positions, device=device) < ends.unsqueeze(1)
+        return group.lengths.long()
+    return torch.arange(1, each + 1, device=device) + group.starts[0]
 
 
 LATENT = LatentKernels(pack_heads=BatchedHeads, attention=attention, layer_norm=layer_norm)

@@ -14,6 +14,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     sqrt(mean(x^2) + eps) = hypot(|x| / sqrt(n), sqrt(eps)).
     """
     if x.dtype != torch.float32:
+        if weight.dtype == torch.float32:
+            return functional.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
         return functional.rms_norm(x, weight.shape, weight, eps)
     count = x.shape[-1]
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(count**-0.5)

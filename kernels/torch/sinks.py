@@ -15,10 +15,10 @@ SCORES = 1 << 24
 def sink_attention(
     q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor
 ) -> Tensor:
-    """See kernels.interface.Kernels.sink_attention.
+    """See kernels.interface.Kernels.sink_attention; `group.mask` is read for decodes only.
 
     PyTorch's attention operator knows no sinks: scores are in memory for one key head and SCORES
-    of a prefill, or for all heads of decodes.
+    of a prefill, with the mask of those rows, or for all heads of decodes.
     """
     if q.shape[0] == len(group.starts):
         return _decode(q, kv, cache, group, sinks)
@@ -42,22 +42,29 @@ def _decode(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: 
 def _prefill(q: Tensor, kv: Tensor, cache: Tensor, group: AttentionGroup, sinks: Tensor) -> Tensor:
     length, heads, dim = q.shape
     kv_heads = kv.shape[1] // 2
-    mask = group.mask
-    if group.causal:
-        mask = torch.full((length, length), float("-inf"), dtype=q.dtype, device=q.device).triu_(1)
-    else:
+    if not group.causal:
         kv = gather(cache, group.block_tables)[0, : group.starts[0] + length]
     rows = q.transpose(0, 1).reshape(kv_heads, -1, length, dim)
     out = q.new_empty(kv_heads, heads // kv_heads, length, dim)
     at_once = max(1, SCORES // (rows.shape[1] * len(kv)))
-    for head, own in enumerate(sinks.view(kv_heads, -1, 1, 1).unbind()):
-        for at in range(0, length, at_once):
-            part = slice(at, at + at_once)
+    for at in range(0, length, at_once):
+        part = slice(at, min(at + at_once, length))
+        mask = _mask(group, part, len(kv), q)
+        for head, own in enumerate(sinks.view(kv_heads, -1, 1, 1).unbind()):
             scores = rows[head, :, part] @ kv[:, head].T
-            seen = None if mask is None else mask[part]
-            weights = _weights(scores, seen, own.expand(-1, scores.shape[1], 1), dim)
+            weights = _weights(scores, mask, own.expand(-1, scores.shape[1], 1), dim)
             out[head, :, part] = weights @ kv[:, kv_heads + head]
     return out.view(heads, length, dim).transpose(0, 1).reshape(length, heads * dim)
+
+
+def _mask(group: AttentionGroup, part: slice, width: int, q: Tensor) -> Tensor:
+    """[rows, width] in the format of q: -inf where a row of a prefill does not attend, else 0."""
+    rows = torch.arange(part.start, part.stop, device=q.device).add_(group.starts[0]).unsqueeze(1)
+    positions = torch.arange(width, device=q.device)
+    hidden = positions > rows
+    if group.window:
+        hidden |= positions <= rows - group.window
+    return q.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
 def _weights(scores: Tensor, mask: Tensor | None, sinks: Tensor, dim: int) -> Tensor:

@@ -17,8 +17,11 @@ def rms_norm_kernel(
     wide = raw.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     gain = tl.load(weight + at, mask=inside, other=0.0)
-    # Rounded to the format of x before the multiplication by the weight, as in transformers.
-    normed = (wide * scale).to(raw.dtype).to(tl.float32) * gain.to(tl.float32)
+    normed = wide * scale
+    if gain.dtype != tl.float32:
+        # Rounded to the format of x before the multiplication by the weight, as in transformers.
+        normed = normed.to(raw.dtype).to(tl.float32)
+    normed = normed * gain.to(tl.float32)
     tl.store(out + row * out_stride + at, normed.to(raw.dtype), mask=inside)
 
 

@@ -263,8 +263,12 @@ def gpt_oss() -> Published:
     return Published(config, _whole(3, layer), 35)
 
 
-def gemma3(*, scalar: int = 16) -> Published:
-    """Five layers with a window for one without; two rotary embeddings; tied."""
+def gemma3(*, scalar: int = 16, linear: float | None = None) -> Published:
+    """Five layers with a window for one without; two rotary embeddings; tied.
+
+    Args:
+        linear: divides the frequencies of layers without the window, as in the larger models.
+    """
     dim = 16
 
     def layer(at: str, _index: int) -> Shapes:
@@ -290,6 +294,8 @@ def gemma3(*, scalar: int = 16) -> Published:
         rope_local_base_freq=10000.0,
         tie_word_embeddings=True,
     )
+    if linear:
+        config["rope_scaling"] = {"rope_type": "linear", "factor": linear}
     return Published(config, _whole(6, layer, tied=True), 36, norm_center=0.0, embedding=0.25)
 
 
@@ -303,5 +309,6 @@ PUBLISHED: Mapping[str, Callable[[], Published]] = {
     "gpt_oss": gpt_oss,
     "gemma3": gemma3,
     "gemma3_scaled": lambda: gemma3(scalar=24),
+    "gemma3_linear": lambda: gemma3(linear=8.0),
 }
 """By the name of their golden data."""

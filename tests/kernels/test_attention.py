@@ -141,6 +141,32 @@ def test_scores_of_a_prefill_with_sinks_are_bounded(
     assert len(seen) > KV_HEADS
 
 
+@pytest.mark.parametrize("start", [0, 37])
+@pytest.mark.parametrize("window", [0, 20])
+def test_masks_made_for_some_rows_give_the_bits_of_one_for_all(
+    start: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And attention with sinks needs none from outside."""
+    batch = _batch([(start, 41)], 16)
+    cache = torch.randn(9, 16, 2 * KV_HEADS, DIM)
+    q, kv, own = torch.randn(41, HEADS, DIM), torch.randn(41, 2 * KV_HEADS, DIM), torch.randn(HEADS)
+    monkeypatch.setattr(torch_sinks, "SCORES", 500)
+    outputs = []
+    for masks in (True, False):
+        data = build_input(batch, None, 16, torch.float32, CPU, window, prefill_masks=masks)
+        (group,) = data.window_groups
+        assert (group.mask is not None) == (masks and bool(start or window))
+        assert group.causal == (not start and not window)
+        if masks and group.mask is not None:  # rows of the mask that `build_input` makes
+            whole = group.mask
+            monkeypatch.setattr(torch_sinks, "_mask", lambda _group, part, *_, m=whole: m[part])
+        dispatch.load("torch").kv_write(cache, kv, data.slots)
+        outputs.append(torch_sinks.sink_attention(q, kv, cache, group, own))
+        monkeypatch.undo()
+        monkeypatch.setattr(torch_sinks, "SCORES", 500)
+    assert torch.equal(*outputs)
+
+
 def test_on_a_gpu_exponentials_are_applied_whole() -> None:
     """Its elements do not depend on their neighbours, and each of many parts costs a launch."""
     x = SimpleNamespace(is_cuda=True)

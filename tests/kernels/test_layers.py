@@ -23,6 +23,19 @@ def test_rms_norm(case: Case, reference: Kernels, shape: tuple[int, int]) -> Non
     _close(kernels.rms_norm(x, weight, 1e-5), want, dtype, scale=4)
 
 
+def test_a_float32_weight_multiplies_before_the_result_is_rounded(
+    case: Case, reference: Kernels
+) -> None:
+    """Of 16 bits, a weight of 1 + 2 ** -10 would lose what differs from 1."""
+    kernels, dtype = case
+    x, weight = torch.randn(9, 200, dtype=dtype) * 3, 1 + torch.rand(200) / 1024
+    want = reference.rms_norm(x.float(), weight, 1e-5)
+    for got in (kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)):
+        assert got.dtype == dtype
+        rounding = torch.finfo(dtype).eps / 2 + 1e-6  # one rounding, and float32's own
+        assert ((got.float() - want).abs() <= rounding * want.abs()).all()
+
+
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_rope_rotates_a_view_in_place(case: Case, reference: Kernels, rows: int) -> None:
     """Only the part that was given changes: values beside it stay."""

@@ -20,13 +20,14 @@ from services.engine.compute.model_setup import (
     find_device,
     max_positions,
     start_experts,
+    start_mtp,
     window_of_all_layers,
 )
 from services.engine.compute.models import kept_weights
 from services.engine.compute.models.cache_tensors import block_bytes, layout_name
 from services.engine.compute.models.decode_rows import DecodeRows
 from services.engine.compute.models.input_metadata import InputMetadata, PromptRows, build_input
-from services.engine.compute.models.registry import Model, make_model
+from services.engine.compute.models.registry import Model, make_model, reads_prefill_masks
 from services.engine.compute.numerics import TORCH_DTYPES, Numerics, hardware_name, use_threads
 from services.engine.compute.ranks.partition import Partition
 from services.engine.compute.sampling.sampler import Sampler, token_logprobs
@@ -214,6 +215,7 @@ class ModelRunner:
             self._rows,
             whole_rounds=self._whole_rounds,
             own_layout=self._config.v4 is not None,
+            prefill_masks=reads_prefill_masks(self._config),
         )
         with self._experts.round() if self._experts else contextlib.nullcontext():
             return self._model.forward(data, self._caches), data
@@ -331,6 +333,7 @@ class ModelRunner:
             experts=experts.run_experts if isinstance(experts, ExpertLeader) else None,
             count_rows=experts.count_rows if isinstance(experts, LoneExperts) else None,
             kept=self._kept,
+            mtp=start_mtp(config, source, kernels, self._device),
         )
         resources.callback(model.close)
         return model

@@ -5,16 +5,22 @@ import torch
 from kernels import dispatch
 from kernels.interface import Kernels, UnsupportedError
 from services.common.config.settings import ConfigError
+from services.engine.compute.expert_parallel.bank import ExpertBank
+from services.engine.compute.expert_parallel.experts import Experts
 from services.engine.compute.expert_parallel.leader import ExpertLeader, expert_shape
 from services.engine.compute.expert_parallel.lone import LoneExperts
 from services.engine.compute.loader import ModelSource
 from services.engine.compute.models.cache_tensors import rows_per_block
 from services.engine.compute.models.expert_weights import ExpertWeights
+from services.engine.compute.models.mtp import KeptMtp, draft_layers
 from services.engine.compute.models.registry import runs_whole_rounds
 from services.engine.compute.numerics import TORCH_DTYPES
+from services.engine.compute.ranks.groups import LoneGroup
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.deepseek_v4 import DeepseekV4Config
+from services.engine.contract.expert_placement import first_placement
 from services.engine.contract.model_config import ModelConfig
+from services.engine.contract.runner import ExpertShape
 
 
 def find_device(config: EngineConfig) -> torch.device:
@@ -114,6 +120,31 @@ def max_positions(config: EngineConfig, model: ModelConfig) -> int:
             f"{model.max_position} positions"
         )
     return config.max_model_len or model.max_position
+
+
+def start_mtp(
+    config: EngineConfig, source: ModelSource, kernels: Kernels, device: torch.device
+) -> KeptMtp | None:
+    """Load the experts of the layers that draft tokens; None if no such layer is kept.
+
+    They have no replicas and are never moved: all are in this process.
+
+    Raises:
+        ModelFileError: an expert's tensor is missing or of the wrong shape.
+    """
+    model = source.config
+    numbers = draft_layers(model, source.weights)
+    if not numbers or not config.mtp or config.expert_parallel > 1:
+        return None
+    if model.moe is None:
+        return KeptMtp(numbers, None)
+    weights = ExpertWeights.find(
+        model, source.weights, TORCH_DTYPES[config.dtype], device, drafting=numbers
+    )
+    count = model.moe.num_experts
+    shape = ExpertShape(len(numbers), count, count, 1)
+    bank = ExpertBank(weights, kernels, shape, 0, first_placement(shape, source.revision))
+    return KeptMtp(numbers, Experts(bank, shape, LoneGroup(), 1), bank.nbytes)
 
 
 def start_experts(

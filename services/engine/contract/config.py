@@ -67,6 +67,11 @@ class EngineConfig:
     expert_load_window: int = setting(
         100, "rounds over which tokens per expert are counted", low=1, high=100_000
     )
+    mtp: bool = setting(
+        True,
+        "keep the layers that draft tokens (MTP) of DeepSeek V3, V4 and GLM 4.5 in memory for "
+        "speculation, which is not served yet; never kept with expert_parallel above 1",
+    )
     grammar_timeout_s: float = setting(
         8.0, "longest compilation of a constraint", unit="s", low=0.1, high=600.0
     )

@@ -190,6 +190,8 @@ class ModelConfig:
     """Indices of the layers with the sliding window, ascending."""
     mla: MlaConfig | None = None
     """Latent attention; `head_dim` is then the rotated part of a head."""
+    mtp_layers: int = 0
+    """Layers that draft tokens, as the configuration announces them; not among `num_layers`."""
     v4: "DeepseekV4Config | None" = None
     """All sizes of a DeepSeek V4; the other fields here repeat those that every model has."""
 

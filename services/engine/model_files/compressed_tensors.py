@@ -31,6 +31,8 @@ class WeightGroup:
     symmetric: bool
     block: tuple[int, int] | None
     """Rows and columns that share a scale; None: a scale per tensor or row."""
+    ordered: bool = False
+    """As quantisation.Gptq's; the tensor is `weight_g_idx`."""
 
     @property
     def label(self) -> str:
@@ -117,6 +119,7 @@ def _group(keys: Keys, name: str, raw: Any) -> WeightGroup:
         bits=bits,
         symmetric=weights.flag("symmetric", default=True),
         block=_block(weights),
+        ordered=weights.get("actorder") in ("group", "dynamic", True),
     )
 
 

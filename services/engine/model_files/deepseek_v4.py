@@ -71,6 +71,7 @@ def v4_model_config(keys: Keys) -> ModelConfig:
             scale=v4.routed_scale,
             num_shared=1,
         ),
+        mtp_layers=v4.mtp_layers,
         v4=v4,
     )
 

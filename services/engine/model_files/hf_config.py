@@ -122,7 +122,12 @@ def _config(keys: Keys, kind: str) -> ModelConfig:
         sliding_rope_theta=sliding_theta(keys, kind),
         sliding_window=window,
         sliding_layers=sliding,
+        mtp_layers=_mtp_layers(keys) if kind == "glm4_moe" else 0,
     )
+
+
+def _mtp_layers(keys: Keys) -> int:
+    return keys.count("num_nextn_predict_layers", 0, most=MAX_LAYERS)
 
 
 def _query_scale(keys: Keys) -> float:

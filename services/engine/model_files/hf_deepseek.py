@@ -53,6 +53,7 @@ def deepseek_config(keys: Keys, kind: str) -> ModelConfig:
         rope_scaling=rope_scaling(keys, kind, keys.count("qk_rope_head_dim")),
         moe=_moe(keys, num_layers),
         mla=_mla(keys, kind),
+        mtp_layers=keys.count("num_nextn_predict_layers", 0, most=MAX_LAYERS),
     )
 
 

@@ -45,6 +45,8 @@ class Gptq:
     """Inputs that share a scale; None: all of them."""
     zero_offset: int
     """Added to a stored zero point: 1 in checkpoints of version 1, 0 in version 2."""
+    ordered: bool = False
+    """The groups of inputs are shuffled (act order): weights without `g_idx` would be wrong."""
 
     @property
     def label(self) -> str:
@@ -152,7 +154,7 @@ def _gptq(keys: Keys) -> Gptq:
         raise ModelFileError(
             f"{keys.where}: checkpoint_format {kind!r} is not supported, only 'gptq' and 'gptq_v2'"
         )
-    return Gptq(bits, _group_size(keys), 1 if kind == "gptq" else 0)
+    return Gptq(bits, _group_size(keys), 1 if kind == "gptq" else 0, keys.flag("desc_act"))
 
 
 def _awq(keys: Keys) -> Awq:

@@ -28,6 +28,15 @@ def test_rms_norm(rows, size, dtype):
     close(rms_norm(x, weight, 1e-5), ORACLE.rms_norm(x, weight, 1e-5))
 
 
+def test_a_float32_weight_multiplies_before_the_result_is_rounded():
+    x, weight = torch.randn(5, 100).bfloat16(), 1 + torch.rand(100) / 1024
+    got = rms_norm(x, weight, 1e-5)
+    assert got.dtype == torch.bfloat16
+    want = ORACLE.rms_norm(x.float(), weight, 1e-5)
+    # One rounding; the interpreter's cuts off.
+    assert ((got.float() - want).abs() <= (2**-7 + 1e-6) * want.abs()).all()
+
+
 def test_rms_norm_of_heads_in_a_slice():
     x, weight = torch.randn(3, 9, 16)[:, 2:6], torch.randn(16)
     close(rms_norm(x, weight, 1e-5), ORACLE.rms_norm(x, weight, 1e-5))

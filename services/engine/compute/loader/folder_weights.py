@@ -68,7 +68,9 @@ class FolderWeights(StoredWeights):
             if stored in parts or (quantisation and stored.endswith(NOT_USED)):
                 continue
             if entry.dtype in _NO_NUMBERS:
-                known = quantisation.label if quantisation else "no quantization_config"
+                known = "no quantization_config"
+                if quantisation:
+                    known = f"{quantisation.label}: its weight or its scale is missing"
                 raise files.error(stored, f"is {entry.dtype}, but config.json has {known}")
             self._found[stored] = _Plain(stored, entry.shape)
         self._reads = ReadTensors(name, {name: self._stored_bytes(name) for name in self._found})

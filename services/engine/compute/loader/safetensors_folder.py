@@ -16,6 +16,8 @@ from services.engine.model_files.quantisation import folder_quantisation
 
 MAX_PADDING = 1024
 """Rows of an embedding beyond the vocabulary that are taken as padding, fewer than this."""
+_TABLES = (EMBEDDING, HEAD, "embed.weight", "head.weight")
+"""Embedding and head, and those of DeepSeek V4; its tables of experts have rows per token too."""
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors$")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -112,10 +114,11 @@ def _check_expert_ids(stored: TensorFiles, count: int) -> None:
 
 
 def _unpadded(stored: TensorFiles, vocab_size: int) -> dict[str, int]:
-    """Embedding and head, if they have a few more rows than the vocabulary: these are not used."""
-    cut = {}
-    for name in (EMBEDDING, HEAD):
-        shape = stored.entries[name].shape if name in stored else ()
-        if shape and vocab_size < shape[0] < vocab_size + MAX_PADDING:
-            cut[name] = vocab_size
-    return cut
+    """Tables with a few more rows than the vocabulary: these are not used."""
+    tables = (name for name in stored.entries if name in _TABLES or name.endswith(".tid2eid"))
+    shapes = ((name, stored.entries[name].shape) for name in tables)
+    return {
+        name: vocab_size
+        for name, shape in shapes
+        if shape and vocab_size < shape[0] < vocab_size + MAX_PADDING
+    }

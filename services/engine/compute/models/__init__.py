@@ -8,6 +8,7 @@ fused.py                           a dense decoder whose whole round is one comp
 kept_weights.py                    packed weights that a start leaves for the next ones
 attention.py, mlp.py, moe.py       the parts of a layer; rope.py: angles
 latent_attention.py, indexer.py    attention of DeepSeek's layers
+mtp.py                             layers that draft tokens, which are kept and not run
 cache_tensors.py                   which tensors the KV cache consists of
 input_metadata.py, decode_rows.py  a round's rows: positions, slots, groups that attend together
 v4_modules/                        DeepSeek V4

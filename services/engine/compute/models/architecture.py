@@ -100,6 +100,22 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mtp:
+    """Layers after the last one, which draft tokens: one of the model's layers with more before it.
+
+    Source: DeepSeek-AI 2024 (DeepSeek-V3), section 2.2.
+    """
+
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    project: str = "eh_proj"
+    """[N, 2 N]: the normed embedding of the next token, and the normed row of the last layer."""
+    norm: str = "shared_head.norm"
+    copies: tuple[str, ...] = ("embed_tokens", "shared_head.head")
+    """Of the model's embedding and head; not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """A decoder: what its layers are made of."""
 
@@ -109,9 +125,8 @@ class Architecture:
     experts: Experts | None = None
     norm_offset: float = 0.0
     """Added to the weights of all norms; Gemma's are stored around 0."""
-    drafts: bool = False
-    """Whether files may hold layers beyond the last one, which draft tokens (MTP) and are not
-    served yet."""
+    mtp: Mtp | None = None
+    """Layers that draft tokens; None: files may not hold layers beyond the last one."""
     scales_embedding: bool = False
     """Whether embeddings are multiplied by sqrt(hidden size)."""
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
-from services.engine.compute.models.architecture import Architecture, Latent
+from services.engine.compute.models.architecture import Architecture, Latent, Mtp
 from services.engine.compute.models.attention import Attention
 from services.engine.compute.models.cache_tensors import CacheTensor, keys_and_values, latents
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.latent_attention import LatentAttention
 from services.engine.compute.models.mlp import Mlp
 from services.engine.compute.models.moe import MoeBlock, RunExperts
+from services.engine.compute.models.mtp import KeptMtp, MtpLayer, draft_names, total_bytes
 from services.engine.compute.models.rope import cos_sin_table
 from services.engine.compute.models.weights import EMBEDDING, WeightReader, head_weight
 from services.engine.contract.model_config import ModelConfig
@@ -59,6 +60,11 @@ class _Layer:
     norm: Tensor
     feed_forward: FeedForward
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the packed weights in bytes, without the experts'."""
+        return self.attention.nbytes + self.norm.nbytes + self.feed_forward.nbytes
+
 
 class Decoder:
     """See registry.Model; its weights are packed for one kernel set, which it calls by layer."""
@@ -74,6 +80,7 @@ class Decoder:
         device: torch.device,
         max_positions: int,
         experts: RunExperts | None = None,
+        mtp: KeptMtp | None = None,
     ) -> None:
         """Pack the weights.
 
@@ -81,6 +88,7 @@ class Decoder:
             dtype: number format of activations, keys and values.
             max_positions: positions that a sequence may reach.
             experts: runs the experts of all layers; None for a dense model.
+            mtp: the layers that draft tokens; None: those of the files are not read.
 
         Raises:
             ModelFileError: a tensor is missing, left over or of the wrong shape.
@@ -100,18 +108,21 @@ class Decoder:
         if config.sliding_rope_theta is not None:
             self._window_cos_sin = cos_sin_table(config, max_positions, sliding=True).to(device)
         self._scale = config.hidden_size**0.5 if made_of.scales_embedding else None
-        if made_of.drafts:
-            reader.ignore_layers(config.num_layers)
+        self.mtp: tuple[MtpLayer, ...] = ()
+        self._draft_expert_bytes = mtp.expert_bytes if mtp else 0
+        if made_of.mtp and mtp:
+            self.mtp = tuple(self._pack_mtp(reader, n, made_of.mtp, mtp) for n in mtp.numbers)
+        elif made_of.mtp:
+            reader.ignore_drafts(draft_names(config, weights))
         reader.check_all_read()
 
     @property
     def nbytes(self) -> int:
         """See Model; a tied embedding counts once."""
         total = self._head.nbytes + self._norm.nbytes
+        total += total_bytes(self._layers) + total_bytes(self.mtp) + self._draft_expert_bytes
         if not self.config.tie_embeddings or self._head.nbytes != self._embedding.nbytes:
             total += self._embedding.nbytes
-        for layer in self._layers:
-            total += layer.attention.nbytes + layer.norm.nbytes + layer.feed_forward.nbytes
         return total
 
     @property
@@ -172,18 +183,45 @@ class Decoder:
     def _feed_forward(self, reader: WeightReader, index: int, at: str) -> FeedForward:
         config, made_of = self.config, self._made_of
         if config.moe is None or made_of.experts is None or index not in config.moe.layers:
-            return Mlp(
-                config, self._kernels, reader, at, made_of.dense, norm_offset=made_of.norm_offset
-            )
+            return self._dense(reader, at)
         if self._experts is None:
             raise ValueError("experts is None: a model with experts needs a RunExperts")
         return MoeBlock(config, self._kernels, reader, index, made_of.experts, self._experts)
 
+    def _dense(self, reader: WeightReader, at: str) -> FeedForward:
+        made_of = self._made_of
+        return Mlp(
+            self.config, self._kernels, reader, at, made_of.dense, norm_offset=made_of.norm_offset
+        )
+
     def _pack_layer(self, reader: WeightReader, index: int) -> _Layer:
         at = f"model.layers.{index}"
+        return self._join(reader, index, at, self._feed_forward(reader, index, at))
+
+    def _join(self, reader: WeightReader, index: int, at: str, feed_forward: FeedForward) -> _Layer:
         return _Layer(
             attention=self._attention(reader, index, at),
             sliding=index in self.config.sliding_layers,
             norm=self._read_norm(reader, f"{at}.{self._made_of.dense.norm}"),
-            feed_forward=self._feed_forward(reader, index, at),
+            feed_forward=feed_forward,
+        )
+
+    def _pack_mtp(self, reader: WeightReader, index: int, names: Mtp, kept: KeptMtp) -> MtpLayer:
+        config, made_of, at = self.config, self._made_of, f"model.layers.{index}"
+        hidden = config.hidden_size
+        if made_of.experts is None or kept.experts is None:
+            feed_forward = self._dense(reader, at)
+        else:
+            number = index - kept.numbers.start
+            feed_forward = MoeBlock(
+                config, self._kernels, reader, index, made_of.experts, kept.experts, number=number
+            )
+        reader.ignore(*(f"{at}.{name}.weight" for name in names.copies))
+        project = reader(f"{at}.{names.project}.weight", hidden, 2 * hidden)
+        return MtpLayer(
+            embedding_norm=self._read_norm(reader, f"{at}.{names.embedding_norm}"),
+            hidden_norm=self._read_norm(reader, f"{at}.{names.hidden_norm}"),
+            project=self._kernels.pack(project),
+            layer=self._join(reader, index, at, feed_forward),
+            norm=self._read_norm(reader, f"{at}.{names.norm}"),
         )

@@ -1,6 +1,6 @@
 """The stored tensors of experts, which stay in their file until they are read."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.interface import Gate
 from services.engine.compute.models.architecture import SWIGLU, ExpertNames, StackedExperts
 from services.engine.compute.models.architectures import ARCHITECTURES
+from services.engine.compute.models.architectures.deepseek import V4_DRAFT_EXPERTS
 from services.engine.compute.models.weights import StoredWeights, check_shape, first_part
 from services.engine.contract.model_config import ModelConfig, ModelFileError
 
@@ -70,20 +71,31 @@ class ExpertWeights:
         weights: Mapping[str, Tensor],
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        drafting: Sequence[int] | None = None,
     ) -> "ExpertWeights":
         """Find all experts by name; no weight is read yet.
+
+        Args:
+            drafting: layers that draft tokens, by the numbers in their names, instead of the
+                model's own.
 
         Raises:
             ModelFileError: a tensor is missing or of the wrong shape, or the model has no experts.
         """
-        moe, made_of = config.moe, ARCHITECTURES[config.architecture].experts
-        if moe is None or made_of is None:
+        made_of = ARCHITECTURES[config.architecture].experts
+        if config.moe is None or made_of is None:
             raise ModelFileError("the model is dense: its configuration has no experts")
+        layers, experts = config.moe.layers, made_of.experts
+        if drafting is not None:
+            layers = tuple(drafting)
+            if config.v4 is not None:
+                experts = V4_DRAFT_EXPERTS
         names = tuple(
-            _named(weights, config, made_of.experts, layer)
-            if isinstance(made_of.experts, ExpertNames)
-            else _stacked(weights, config, made_of.experts, layer)
-            for layer in moe.layers
+            _named(weights, config, experts, layer)
+            if isinstance(experts, ExpertNames)
+            else _stacked(weights, config, experts, layer)
+            for layer in layers
         )
         gate = made_of.gate if config.v4 is None else Gate(limit=config.v4.swiglu_limit)
         return cls(weights, names, config.hidden_size, dtype, device, gate)

@@ -91,6 +91,9 @@ class FusedDecoder:
         threads = torch.get_num_threads()
         self._program = rounds.program(shape, self._layers, self._norm, self._head, threads)
 
+    mtp = ()
+    """See Model: none of these architectures has such layers."""
+
     @property
     def nbytes(self) -> int:
         """See Model."""

@@ -69,6 +69,7 @@ def build_input(
     *,
     whole_rounds: bool = False,
     own_layout: bool = False,
+    prefill_masks: bool = True,
 ) -> InputMetadata:
     """Lay out one round.
 
@@ -79,6 +80,7 @@ def build_input(
         rows: contiguous copies of decodes' keys and values, for kernel sets that use them.
         whole_rounds: lay the round out for `kernels.whole_rounds`, not for attention groups.
         own_layout: the model reads `sequences` instead of attention groups.
+        prefill_masks: whether attention reads the masks of prefills, which are [rows, history].
 
     Raises:
         ValueError: a sequence has `prev_row`, but there are no previous tokens.
@@ -97,10 +99,16 @@ def build_input(
     sampled = [last_row[id(seq)] for seq in batch if seq.sample]
     groups: tuple[AttentionGroup, ...] = ()
     if not whole_rounds and not own_layout:
-        groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept))
+        groups = tuple(
+            _groups(ordered, first_row, block_size, dtype, device, kept, masks=prefill_masks)
+        )
     window_groups = groups
     if groups and window and any(seq.seqlen_k > window for seq in batch):
-        window_groups = tuple(_groups(ordered, first_row, block_size, dtype, device, kept, window))
+        window_groups = tuple(
+            _groups(
+                ordered, first_row, block_size, dtype, device, kept, window, masks=prefill_masks
+            )
+        )
     return InputMetadata(
         token_ids=token_ids,
         positions=torch.tensor(positions, dtype=torch.long).to(device),
@@ -180,6 +188,8 @@ def _groups(
     device: torch.device,
     kept: _KeptGroup | None,
     window: int = 0,
+    *,
+    masks: bool = True,
 ) -> list[AttentionGroup]:
     single = [seq for seq in ordered if seq.seqlen_q == 1]
     groups, row = [], 0
@@ -192,7 +202,7 @@ def _groups(
         groups.append(_decode_group(part, row, block_size, dtype, device, window))
         row += len(part)
     for seq, row in zip(ordered[len(single) :], first_row[len(single) :], strict=True):
-        groups.append(_prefill_group(seq, row, block_size, dtype, device, window))
+        groups.append(_prefill_group(seq, row, block_size, dtype, device, window, masks=masks))
     return groups
 
 
@@ -262,11 +272,14 @@ def _prefill_group(
     dtype: torch.dtype,
     device: torch.device,
     window: int,
+    *,
+    masks: bool,
 ) -> AttentionGroup:
     count = -(-seq.seqlen_k // block_size)
     slides = 0 < window < seq.seqlen_k
+    plain = not seq.start and not slides
     mask = None
-    if seq.start or slides:
+    if masks and not plain:
         mask = torch.full((seq.seqlen_q, seq.seqlen_k), float("-inf"), dtype=dtype)
         mask.triu_(seq.start + 1)
         if slides:
@@ -278,7 +291,7 @@ def _prefill_group(
         starts=(seq.start,),
         block_tables=torch.tensor([seq.block_table[:count]], dtype=torch.long).to(device),
         mask=mask,
-        causal=mask is None,
+        causal=plain,
         window=window,
     )
 

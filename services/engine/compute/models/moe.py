@@ -44,11 +44,14 @@ class MoeBlock:
         index: int,
         made_of: Experts,
         experts: RunExperts,
+        *,
+        number: int | None = None,
     ) -> None:
         """Pack the weights of router and shared expert; those of the experts are read elsewhere.
 
         Args:
             index: of the layer, among all layers.
+            number: by which `experts` knows the layer; None: its place in `MoeConfig.layers`.
 
         Raises:
             ModelFileError: a tensor is missing or of the wrong shape.
@@ -60,7 +63,7 @@ class MoeBlock:
             moe.top_k, made_of.scoring, moe.norm_topk_prob, moe.scale, moe.groups, moe.top_groups
         )
         self._route = kernels.route
-        self._layer = moe.layers.index(index)
+        self._layer = moe.layers.index(index) if number is None else number
         self._experts = experts
         # Sigmoids of many experts lie close together: their scores are float32 in every format.
         dtype = None if made_of.scoring == "softmax" else torch.float32

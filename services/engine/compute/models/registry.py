@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
-from services.engine.compute.models.architecture import PLAIN, Architecture, Experts
+from services.engine.compute.models.architecture import PLAIN, Architecture, Experts, GroupedQuery
 from services.engine.compute.models.architectures import ARCHITECTURES
 from services.engine.compute.models.cache_tensors import CacheTensor
 from services.engine.compute.models.decoder import Decoder
@@ -19,6 +19,7 @@ from services.engine.compute.models.fused import CountRows, FusedDecoder
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.kept_weights import KeptWeights
 from services.engine.compute.models.moe import RunExperts
+from services.engine.compute.models.mtp import KeptMtp, Part
 from services.engine.compute.models.v4_modules.model import V4Model
 from services.engine.contract.model_config import ModelConfig
 
@@ -31,6 +32,10 @@ class Model(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory of the packed weights in bytes, without those that `experts` holds."""
+
+    @property
+    def mtp(self) -> Sequence[Part]:
+        """The packed layers that draft tokens; part of `nbytes`, run by no round yet."""
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -72,6 +77,12 @@ def runs_whole_rounds(config: ModelConfig) -> bool:
     )
 
 
+def reads_prefill_masks(config: ModelConfig) -> bool:
+    """Whether the layers' attention reads `AttentionGroup.mask` of prefills."""
+    attention = ARCHITECTURES[config.architecture].attention
+    return isinstance(attention, GroupedQuery) and attention.sinks is None
+
+
 def make_model(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
@@ -84,6 +95,7 @@ def make_model(
     experts: RunExperts | None,
     count_rows: CountRows | None = None,
     kept: Path | None = None,
+    mtp: KeptMtp | None = None,
 ) -> Model:
     """Pack the weights for a kernel set.
 
@@ -94,6 +106,7 @@ def make_model(
         experts: runs the experts of all layers; None for a dense model, and for whole rounds.
         count_rows: whole rounds only: is given the rows of each expert after each round.
         kept: file of weights that an earlier start packed; written if it does not exist.
+        mtp: the layers that draft tokens; None: those of the files are not read.
 
     Raises:
         ModelFileError: a tensor is missing, left over or of the wrong shape.
@@ -108,6 +121,7 @@ def make_model(
             experts,
             block_size=block_size,
             max_positions=max_positions,
+            mtp=mtp,
         )
     if kernels.whole_rounds is not None:
         kept_weights = KeptWeights(kept)  # read while the next lines load what was compiled
@@ -131,4 +145,5 @@ def make_model(
         device=device,
         max_positions=max_positions,
         experts=experts,
+        mtp=mtp,
     )

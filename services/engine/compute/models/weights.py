@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -88,14 +88,16 @@ class WeightReader:
         return tensor.to(device=self._device, dtype=dtype or self._dtype)
 
     def norm(self, name: str, size: int, *, offset: float = 0.0) -> Tensor:
-        """The weights of a norm [size] plus `offset`, which is added in float32.
+        """The weights of a norm [size] plus `offset`.
+
+        The sum is float32 in every format: 1 plus a small number would lose most of it in 16 bits.
 
         Raises:
             ModelFileError: the tensor is missing or does not have this shape.
         """
         if not offset:
             return self(name, size)
-        return (self(name, size, dtype=torch.float32) + offset).to(self._dtype)
+        return self(name, size, dtype=torch.float32) + offset
 
     def optional(self, name: str, *shape: int, wanted: bool) -> Tensor | None:
         """The tensor if the model's configuration has it (`wanted`), else None.
@@ -121,17 +123,22 @@ class WeightReader:
         self._unread.discard(name)
         return found
 
+    def place(self, name: str) -> str:
+        """The tensor's name, and its file if that is known, for messages."""
+        return _named(self._weights, name)
+
     def ignore(self, *names: str) -> None:
         """Accept these tensors unread: they are read elsewhere, or are not used."""
         self._unread.difference_update(names)
 
-    def ignore_layers(self, first: int) -> None:
-        """Accept the tensors of layers from index `first` on unread, and log how many there are."""
-        numbers = {name: name.removeprefix("model.layers.").split(".")[0] for name in self._unread}
-        found = [name for name, text in numbers.items() if text.isdecimal() and int(text) >= first]
-        if found:
-            log.info("%d tensors of layers that draft tokens are not read", len(found))
-        self.ignore(*found)
+    def ignore_drafts(self, names: Collection[str]) -> None:
+        """Accept the tensors of layers that draft tokens unread, and log how many there are."""
+        if not names:
+            return
+        log.info("%d tensors of layers that draft tokens (MTP) are not read", len(names))
+        self.ignore(*names)
+        if isinstance(self._weights, StoredWeights):
+            self._weights.skip(names)
 
     def check_all_read(self) -> None:
         """Check that every tensor was read or ignored.

@@ -14,6 +14,7 @@ from services.engine.compute.model_runner import ModelRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.model_config import ModelFileError
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
+from tests.doubles.tiny_v4 import write_tiny_v4
 
 
 def _shard(folder: Path) -> dict[str, torch.Tensor]:
@@ -141,6 +142,21 @@ def test_rows_beyond_the_vocabulary_are_left_out(tied: bool, tmp_path: Path) -> 
     assert len(tables) == (1 if tied else 2)
     assert all(torch.equal(found[name], plain[name]) for name in tables)
     assert all(found.shape(name) == plain[name].shape for name in tables), "as it is checked"
+
+
+def test_tables_of_deepseek_v4_may_be_padded_too(tmp_path: Path) -> None:
+    folder = write_tiny_v4(tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    plain = dict(weights)
+    tables = [name for name in weights if name.endswith(("embed.weight", "head.weight", "tid2eid"))]
+    for name in tables:
+        more = torch.full((32, weights[name].shape[1]), 99).to(weights[name].dtype)
+        weights[name] = torch.cat((weights[name], more))
+    save_file(weights, folder / "model.safetensors")
+    assert len(tables) == 3
+    ModelRunner(EngineConfig(model=str(folder), threads=1)).close()
+    found = load_model(str(folder)).weights
+    assert all(torch.equal(found[name], plain[name]) for name in tables)
 
 
 def test_a_tensor_of_a_wrong_shape_is_named_with_its_file(tmp_path: Path) -> None:

@@ -290,6 +290,8 @@ def test_a_part_of_a_wrong_shape_is_named_with_its_file(name: str, tmp_path: Pat
         ("ct_pack4", "weight_scale"),
         ("awq", "scales"),
         ("gptq8", "qzeros"),
+        ("gptq4_order", "g_idx"),
+        ("ct_pack4_order", "weight_g_idx"),
         ("mxfp4", "scales"),
     ],
 )

@@ -63,28 +63,6 @@ def _gptq(weight: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize(
-    ("config", "pack", "dtype", "label"),
-    [
-        (FP8, _fp8, "float32", "fp8-16x16"),
-        (FP8, _fp8, "bfloat16", "fp8-16x16"),
-        (GPTQ, _gptq, "float32", "gptq-v1-4bit-g8"),
-    ],
-)
-def test_a_quantised_folder_gives_the_tokens_of_its_decoded_weights(
-    config: dict, pack: Callable, dtype: str, label: str, drive: Callable, tmp_path: Path
-) -> None:
-    folder = _quantise(write_tiny_model(tmp_path / "m"), config, pack)
-    source = load_model(str(folder))
-    assert source.quantisation == label
-    decoded = write_tiny_model(tmp_path / "decoded")
-    tensors = {name: tensor.clone() for name, tensor in source.weights.items()}
-    save_file(tensors, decoded / "model.safetensors")
-    prompts = [[(7 * i + j) % 256 for i in range(30)] for j in range(3)]
-    want = drive(decoded, dtype=dtype).generate(prompts, [12] * 3)
-    assert drive(folder, dtype=dtype).generate(prompts, [12] * 3) == want
-
-
 def test_gpt_oss_in_mxfp4_gives_the_tokens_of_its_decoded_experts(
     drive: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 whatever is beside it, and wherever its cache was moved."""
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from services.engine.contract.runner import ExpertPlacement, SequenceMetadata
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.offline.llm import LLM
 from services.engine.scheduling.scheduler import Scheduler
+from tests.doubles.packed_weights import PACKINGS
 from tests.doubles.tiny_deepseek import DeepseekShape, write_tiny_deepseek
 
 DATA = Path(__file__).parents[3] / "data"
@@ -176,14 +176,6 @@ def test_bfloat16_comes_close(name: str, drive: Callable, folders: dict) -> None
     assert {cache.dtype for cache in run.runner._caches} == {torch.bfloat16}
 
 
-def test_layers_for_speculation_are_named_and_not_loaded(
-    drive: Callable, folders: dict, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        drive(folders["v3_plain_queries"], num_blocks=4)
-    assert "40 tensors of layers that draft tokens are not read" in caplog.text
-
-
 def _edit(folder: Path, edit: dict) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | edit))
@@ -192,21 +184,22 @@ def _edit(folder: Path, edit: dict) -> None:
 def test_published_fp8_weights_are_those_that_their_scales_give(
     drive: Callable, tmp_path: Path
 ) -> None:
-    """Blocks of 128 x 128 with `weight_scale_inv`; routers, norms, embedding and head are not."""
+    """Several blocks in every matrix; routers, norms, embedding and head are not quantised."""
     shape = DeepseekShape(num_layers=2, draft_layers=1)
     plain = write_tiny_deepseek(tmp_path / "plain", shape)
     stored = write_tiny_deepseek(tmp_path / "fp8", shape)
     weights, decoded = load_file(plain / "model.safetensors"), {}
+    packing, draw = PACKINGS["fp8_blocks"], torch.Generator().manual_seed(4)
     for name, weight in list(weights.items()):
         decoded[name] = weight
         if weight.dim() == 2 and not name.endswith(("gate.weight", "tokens.weight", "head.weight")):
-            scale = weight.abs().max() / 448
-            small = (weight / scale).to(torch.float8_e4m3fn)
-            weights |= {name: small, f"{name}_scale_inv": scale.view(1, 1)}
-            decoded[name] = small.float() * scale
+            del weights[name]
+            parts, decoded[name] = packing.pack((weight.shape[0], weight.shape[1]), draw)
+            at = name.removesuffix(".weight")
+            weights |= {f"{at}.{part}": value for part, value in parts.items()}
     save_file(weights, stored / "model.safetensors")
     save_file(decoded, plain / "model.safetensors")
-    _edit(stored, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})
+    _edit(stored, {"quantization_config": packing.config})
     prompt = GOLDEN["v3"]["prompt_ids"][:9]
     first, second = (drive(folder, num_blocks=8) for folder in (plain, stored))
     want = _forward(first, [(0, prompt)], first.table(9))[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from services.common.config.settings import ConfigError
 from services.engine.compute.loader import load_model
@@ -86,6 +87,20 @@ def test_half_formats_come_close(name: str, folders: dict[str, Path], drive: Cal
     assert torch.nn.functional.cosine_similarity(got, want, dim=0) > 0.995
 
 
+def test_gemmas_norms_are_added_to_1_in_float32(drive: Callable, tmp_path: Path) -> None:
+    """In bfloat16, 1 + 2 ** -10 is 1."""
+    found = []
+    for name, value in (("zero", 0.0), ("small", 2**-10)):
+        folder = write_published(tmp_path / name, PUBLISHED["gemma3"]())
+        weights = load_file(folder / "model.safetensors")
+        norms = {key: torch.full_like(weights[key], value) for key in weights if "norm" in key}
+        save_file(weights | norms, folder / "model.safetensors")
+        run = drive(folder, dtype="bfloat16", block_size=16)
+        meta = SequenceMetadata(0, 0, tuple(range(20)), None, run.table(20), sample=True)
+        found.append(run.runner.execute_main_model(0, [meta], None).logits)
+    assert not torch.equal(*found)
+
+
 def test_stacked_experts_on_two_ranks_give_the_logits_of_one(
     folders: dict[str, Path], drive: Callable
 ) -> None:
@@ -161,11 +176,15 @@ def test_longrope_serves_the_original_length(folders: dict[str, Path]) -> None:
         ModelRunner(EngineConfig(model=str(folders["phi3_longrope"]), max_model_len=257))
 
 
-def test_layers_that_draft_are_accepted(tmp_path: Path) -> None:
-    model = PUBLISHED["glm4_moe"]()
-    shapes = model.shapes | {"model.layers.3.eh_proj.weight": (48, 96)}
+def test_the_layer_of_glm_that_drafts_is_kept(tmp_path: Path) -> None:
+    model, at = PUBLISHED["glm4_moe"](), "model.layers.3"
+    own = {name: shape for name, shape in model.shapes.items() if "layers.2." in name}
+    shapes = model.shapes | {name.replace("layers.2", "layers.3"): own[name] for name in own}
+    shapes |= {f"{at}.{name}.weight": (48,) for name in ("enorm", "hnorm", "shared_head.norm")}
+    shapes[f"{at}.eh_proj.weight"] = (48, 96)
     drafts = type(model)(model.config, shapes, model.seed)
-    ModelRunner(EngineConfig(model=str(write_published(tmp_path / "a", drafts))))
+    runner = ModelRunner(EngineConfig(model=str(write_published(tmp_path / "a", drafts))))
+    assert len(runner._model.mtp) == 1
     extra = type(model)(model.config, model.shapes | {"model.layers.2.eh_proj.weight": (4, 4)})
     with pytest.raises(ModelFileError, match=r"model.layers.2.eh_proj.weight"):
         ModelRunner(EngineConfig(model=str(write_published(tmp_path / "b", extra))))

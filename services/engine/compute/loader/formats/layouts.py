@@ -70,7 +70,7 @@ def _float8(files: TensorFiles, block: tuple[int, int] | None) -> Found:
             if scale is None:
                 raise files.error(name, f"is {entry.dtype}, but its scale is missing")
             found[name] = _scaled(files, name, scale, "float8", block)
-        elif entry.dtype in _PACKED4 and scale is not None and _is_row_blocks(files, name, scale):
+        elif entry.dtype in _PACKED4 and scale is not None:
             found[name] = _scaled(files, name, scale, "float4", _ROW_BLOCKS)
     return found
 
@@ -87,11 +87,6 @@ def _decoded_shape(files: TensorFiles, name: str, codes: Codes) -> tuple[int, ..
     if codes == "float4" and entry.dtype != "F4":  # F4 counts numbers, the others count bytes
         return (*entry.shape[:-1], 2 * entry.shape[-1])
     return entry.shape
-
-
-def _is_row_blocks(files: TensorFiles, name: str, scale: str) -> bool:
-    shape = _decoded_shape(files, name, "float4")
-    return len(shape) > 1 and files.entries[scale].shape == _grid(shape, _ROW_BLOCKS)
 
 
 def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
@@ -170,7 +165,7 @@ def _gptq(files: TensorFiles, quantisation: Gptq) -> Found:
         _check_words(files, f"{at}.qzeros", groups, -(-outputs // count))
         _check_floats(files, f"{at}.scales", groups, outputs)
         ordered = f"{at}.g_idx" in files
-        if ordered:
+        if ordered or (quantisation.ordered and groups > 1):
             files.check_shape(f"{at}.g_idx", inputs)
         found[at + _WEIGHT] = GptqWeight(
             at, bits, quantisation.zero_offset, (outputs, inputs), size, ordered
@@ -274,6 +269,6 @@ def _packed(files: TensorFiles, at: str, rows: int, words: int, group: WeightGro
     if not group.symmetric:
         _check_words(files, zero, math.ceil(rows * group.bits / 32), groups)
     ordered = f"{at}.weight_g_idx" in files
-    if ordered:
+    if ordered or (group.ordered and groups > 1):
         files.check_shape(f"{at}.weight_g_idx", shape[1])
     return PackedWeight(at, group.bits, shape, size, not group.symmetric, ordered)

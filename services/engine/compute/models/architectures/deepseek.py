@@ -3,11 +3,14 @@
 And the routed experts of V4: the rest of it is not made of a declaration, but by `v4_modules`.
 """
 
+from dataclasses import replace
+
 from services.engine.compute.models.architecture import (
     Architecture,
     ExpertNames,
     Experts,
     Latent,
+    Mtp,
 )
 from services.engine.compute.models.architectures.glm4_moe import GLM4_MOE
 
@@ -17,7 +20,8 @@ V4_EXPERTS = ExpertNames(
     up="ffn.experts.{}.w3",
     down="ffn.experts.{}.w2",
 )
+V4_DRAFT_EXPERTS = replace(V4_EXPERTS, layers="mtp")
 DEEPSEEK_V4 = Architecture(
     experts=Experts(router="ffn.gate", scoring="sqrt_softplus", experts=V4_EXPERTS)
 )
-DEEPSEEK = Architecture(attention=Latent(), drafts=True, experts=GLM4_MOE.experts)
+DEEPSEEK = Architecture(attention=Latent(), mtp=Mtp(), experts=GLM4_MOE.experts)

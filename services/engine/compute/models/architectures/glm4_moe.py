@@ -1,9 +1,9 @@
 """GLM 4.5 and 4.6 (GLM-4.5 Team 2025): DeepSeek V3's experts behind grouped-query attention."""
 
-from services.engine.compute.models.architecture import Architecture, Dense, Experts
+from services.engine.compute.models.architecture import Architecture, Dense, Experts, Mtp
 
 GLM4_MOE = Architecture(
-    drafts=True,
+    mtp=Mtp(),
     experts=Experts(
         scoring="sigmoid",
         choice_bias="mlp.gate.e_score_correction_bias",

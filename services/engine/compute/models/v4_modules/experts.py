@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Gate, Kernels, Routing
+from services.engine.compute.models.architecture import ExpertNames
 from services.engine.compute.models.architectures.deepseek import V4_EXPERTS
 from services.engine.compute.models.expert_weights import stored_names
 from services.engine.compute.models.moe import RunExperts
@@ -53,14 +54,21 @@ class V4FeedForward:
         reader: WeightReader,
         layer: int,
         experts: RunExperts,
+        *,
+        hashed: bool = False,
+        names: ExpertNames = V4_EXPERTS,
     ) -> None:
         """Pack the weights of router and shared expert; those of the experts are read elsewhere.
+
+        Args:
+            hashed: a table of token ids chooses the experts.
+            names: of the experts.
 
         Raises:
             ModelFileError: a tensor is missing or of the wrong shape, or the table names an expert
                 that does not exist.
         """
-        at = f"layers.{layer}.ffn"
+        at = f"{names.layers}.{layer}.ffn"
         count = config.num_experts
         self._kernels, self._layer, self._experts = kernels, layer, experts
         self._routing = Routing(
@@ -69,11 +77,11 @@ class V4FeedForward:
         self._router = kernels.pack(reader(f"{at}.gate.weight", count, config.hidden_size))
         self._bias: Tensor | None = None
         self._table: Tensor | None = None
-        if config.layers[layer].hashed:
+        if hashed:
             self._table = _read_table(config, reader, f"{at}.gate.tid2eid")
         else:
             self._bias = reader(f"{at}.gate.bias", count)
-        reader.ignore(*stored_names(V4_EXPERTS, layer, count))
+        reader.ignore(*stored_names(names, layer, count))
         self._shared = BoundedMlp(config, kernels, reader, f"{at}.shared_experts")
 
     @property
@@ -101,7 +109,7 @@ def _read_table(config: DeepseekV4Config, reader: WeightReader, name: str) -> Te
     if wrong.any():
         token = int(wrong.any(1).nonzero()[0])
         raise ModelFileError(
-            f"tensor {name!r}: the experts of token {token} are {table[token].tolist()}, they must "
-            f"be 0 to {config.num_experts - 1}"
+            f"tensor {reader.place(name)}: the experts of token {token} are "
+            f"{table[token].tolist()}, they must be 0 to {config.num_experts - 1}"
         )
     return table

@@ -4,16 +4,17 @@ It reads the published tensor names and computes in float32. What is kept of a r
 engine's blocks and slots, of which `memory.py` makes views.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from kernels.interface import Kernels
+from services.engine.compute.models.architectures.deepseek import V4_DRAFT_EXPERTS, V4_EXPERTS
 from services.engine.compute.models.cache_tensors import CacheTensor
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.moe import RunExperts
+from services.engine.compute.models.mtp import KeptMtp, total_bytes
 from services.engine.compute.models.v4_modules.attention import V4Attention
 from services.engine.compute.models.v4_modules.experts import V4FeedForward
 from services.engine.compute.models.v4_modules.hyper_connections import (
@@ -32,9 +33,8 @@ from services.engine.compute.models.v4_modules.rotary import angles
 from services.engine.compute.models.v4_modules.round_plan import RoundPlan, plan_round
 from services.engine.compute.models.weights import WeightReader
 from services.engine.contract.deepseek_v4 import DeepseekV4Config
+from services.engine.contract.deepseek_v4 import V4Layer as LayerKind
 from services.engine.contract.runner import StateBlock
-
-log = logging.getLogger(__name__)
 
 
 class V4Layer:
@@ -47,8 +47,16 @@ class V4Layer:
         reader: WeightReader,
         index: int,
         experts: RunExperts,
+        *,
+        drafts: bool = False,
     ) -> None:
-        at, kind = f"layers.{index}", config.layers[index]
+        """Pack the weights of the layer, or of the one that drafts tokens with this number.
+
+        Raises:
+            ModelFileError: a tensor is missing or of the wrong shape.
+        """
+        names = V4_DRAFT_EXPERTS if drafts else V4_EXPERTS
+        at, kind = f"{names.layers}.{index}", LayerKind() if drafts else config.layers[index]
         self._kernels, self._eps = kernels, config.rms_norm_eps
         self.compressed = kind.ratio > 0
         self._to_attention = HyperConnection(config, kernels, reader, f"{at}.hc_attn")
@@ -56,7 +64,9 @@ class V4Layer:
         self._attention = V4Attention(config, kernels, reader, f"{at}.attn", kind)
         self._to_experts = HyperConnection(config, kernels, reader, f"{at}.hc_ffn")
         self._experts_norm = reader(f"{at}.ffn_norm.weight", config.hidden_size)
-        self._experts = V4FeedForward(config, kernels, reader, index, experts)
+        self._experts = V4FeedForward(
+            config, kernels, reader, index, experts, hashed=kind.hashed, names=names
+        )
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +89,39 @@ class V4Layer:
         return self._kernels.rms_norm(x, weight, self._eps)
 
 
+class V4Mtp:
+    """A layer that drafts tokens: it reads all streams, and the next token's embedding."""
+
+    def __init__(
+        self,
+        config: DeepseekV4Config,
+        kernels: Kernels,
+        reader: WeightReader,
+        number: int,
+        kept: KeptMtp,
+    ) -> None:
+        """Pack the weights of the layer whose tensors begin with `mtp` and its number.
+
+        Raises:
+            ModelFileError: a tensor is missing or of the wrong shape.
+        """
+        assert kept.experts is not None, "DeepSeek V4 has experts in every layer"
+        at, hidden = f"mtp.{number}", config.hidden_size
+        self.embedding_norm = reader(f"{at}.enorm.weight", hidden)
+        self.hidden_norm = reader(f"{at}.hnorm.weight", hidden)
+        self.from_embedding = kernels.pack(reader(f"{at}.e_proj.weight", hidden, hidden))
+        self.from_stream = kernels.pack(reader(f"{at}.h_proj.weight", hidden, hidden))
+        self.layer = V4Layer(config, kernels, reader, number, kept.experts, drafts=True)
+        self.join = StreamHead(config, kernels, reader, f"{at}.hc_head")
+        self.norm = reader(f"{at}.norm.weight", hidden)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the packed weights in bytes, without those of routed experts."""
+        norms = (self.embedding_norm, self.hidden_norm, self.norm)
+        return total_bytes((*norms, self.from_embedding, self.from_stream, self.layer, self.join))
+
+
 class V4Model:
     """See registry.Model and state_cache.StatefulModel; weights are packed for one kernel set."""
 
@@ -91,11 +134,13 @@ class V4Model:
         *,
         block_size: int,
         max_positions: int,
+        mtp: KeptMtp | None = None,
     ) -> None:
         """Pack the weights.
 
         Args:
             experts: runs the experts of all layers.
+            mtp: the layers that draft tokens; None: those of the files are not read.
             block_size: positions of a block.
             max_positions: positions that a sequence may reach.
 
@@ -118,14 +163,19 @@ class V4Model:
             compressed: angles(config, max_positions, compressed=compressed)
             for compressed in (False, True)
         }
-        _ignore_mtp(weights, reader)
+        self.mtp: tuple[V4Mtp, ...] = ()
+        self._draft_expert_bytes = mtp.expert_bytes if mtp else 0
+        if mtp is not None:
+            self.mtp = tuple(V4Mtp(config, kernels, reader, n, mtp) for n in mtp.numbers)
+        else:
+            ignore_mtp(weights, reader)
         reader.check_all_read()
 
     @property
     def nbytes(self) -> int:
         """Memory of the packed weights in bytes, without those of routed experts."""
         rows = self._embedding.nbytes + self._norm.nbytes + self._head.nbytes
-        layers = sum(layer.nbytes for layer in self._layers)
+        layers = total_bytes(self._layers) + total_bytes(self.mtp) + self._draft_expert_bytes
         return rows + layers + self._join.nbytes
 
     @property
@@ -174,9 +224,6 @@ class V4Model:
         return self._head(self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps))
 
 
-def _ignore_mtp(weights: Mapping[str, Tensor], reader: WeightReader) -> None:
-    """Accept the layers for multi-token prediction unread: nothing speculates yet."""
-    names = [name for name in weights if name.startswith("mtp.")]
-    if names:
-        reader.ignore(*names)
-        log.info("%d tensors of multi-token prediction (mtp.*) are not loaded", len(names))
+def ignore_mtp(weights: Mapping[str, Tensor], reader: WeightReader) -> None:
+    """Accept the layers that draft tokens unread."""
+    reader.ignore_drafts([name for name in weights if name.startswith("mtp.")])

@@ -53,7 +53,7 @@ def test_left_over_tensors_are_refused_but_those_of_mtp(caplog: pytest.LogCaptur
     weights = tiny_weights() | {"mtp.0.e_proj.weight": torch.zeros(2)}
     with caplog.at_level(logging.INFO):
         make(weights)
-    assert "1 tensors of multi-token prediction" in caplog.text
+    assert "1 tensors of layers that draft tokens (MTP) are not read" in caplog.text
     with pytest.raises(ModelFileError, match=r"1 tensors do not belong .*: 'layers.5.attn_norm"):
         make(weights | {"layers.5.attn_norm.weight": torch.zeros(32)})
 
