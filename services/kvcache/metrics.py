@@ -2,6 +2,9 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.common.block_hash import INDEX_HASH_BYTES
+from services.kvcache.events import STATE, Batch, OperationCode
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
@@ -24,6 +27,7 @@ class KvCacheMetrics:
         self.lag = gauge("lag_batches", "batches received and not stored, of the worst publisher")
         self.batches = counter("batches_applied", "batches written")
         self.events = counter("events_applied", "events written")
+        self.states = counter("states_stored", "snapshots of fixed-size state written")
         self.gaps = counter("gaps", "times that a publisher was found to have lost batches")
         self.resyncs = counter("resyncs", "snapshots completed")
         self.stale = counter("stale_writes_refused", "batches of an engine's earlier epochs")
@@ -44,6 +48,14 @@ class KvCacheMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def count_applied(self, batch: Batch) -> None:
+        """Count a batch that was written."""
+        self.batches.inc()
+        self.events.inc(len(batch.operations))
+        for operation in batch.operations:
+            if operation.code == OperationCode.STORED and operation.bits & STATE:
+                self.states.inc(len(operation.hashes) // INDEX_HASH_BYTES)
 
 
 def value_of(metric: Counter | Gauge) -> int:

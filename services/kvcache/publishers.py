@@ -158,8 +158,7 @@ class PublisherSession:
     def _answer_stored(self, batch: Batch, applied: Applied) -> Answer:
         self.acked = applied.acked
         if applied.status is Status.APPLIED:
-            self._metrics.batches.inc()
-            self._metrics.events.inc(len(batch.operations))
+            self._metrics.count_applied(batch)
         if batch.last_part and applied.status is Status.APPLIED:
             self._metrics.resyncs.inc()
             log.info("engine %s: snapshot complete at batch %d", batch.engine_id, batch.sequence)

@@ -1,6 +1,7 @@
 """The Dockerfile's targets, and what may be inside an image."""
 
 import re
+import tomllib
 
 import pytest
 
@@ -69,6 +70,15 @@ def test_extras_are_followed_to_the_end():
     }
     found = image_requirements.requirements(project, "gateway")
     assert found == ["grpcio>=1", "msgspec>=0.19", "jinja2>=3"]
+
+
+def test_the_gateways_image_has_the_chat_code_of_deepseek(root):
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    wanted = image_requirements.requirements(project, "gateway")
+    assert any(line.startswith("deepseek-recipe") for line in wanted)
+    for name in ("cpu.lock", "cuda.lock"):
+        lock = (root / "requirements" / name).read_text()
+        assert "deepseek-recipe" in dict(image_requirements.entries(lock))
 
 
 def test_a_lock_is_cut_into_whole_entries():

@@ -1,4 +1,4 @@
-"""DeepSeek's own library for chats of V4 models, an extra of this project, and its mark."""
+"""DeepSeek's own library for chats of V4 models, which not every platform has, and its mark."""
 
 from types import ModuleType
 
@@ -19,7 +19,7 @@ def recipe() -> ModuleType:
     except ImportError:
         raise UnimplementedError(
             "chats of DeepSeek V4 models need the package deepseek-recipe at the gateway "
-            "(pip install 'inferfleet[deepseek]')",
+            "(pip install deepseek-recipe)",
             reason="DEEPSEEK_RECIPE_MISSING",
         ) from None
     return deepseek_recipe

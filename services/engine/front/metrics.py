@@ -4,7 +4,12 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.engine.contract.messages import CoreReady, RoundReport
+from services.engine.contract.messages import (
+    CoreReady,
+    RemovedBlocks,
+    RoundReport,
+    StoredBlocks,
+)
 from services.engine.front.kv_events import KvEventLog
 from services.engine.front.request_stream import RequestStream
 from services.engine.front.request_times import RequestTimes
@@ -43,6 +48,18 @@ class EngineMetrics:
         )
         self._preemptions = Counter(
             "inferfleet_engine_preemptions", "Requests whose blocks were taken back", registry=r
+        )
+        self._stored = Counter(
+            "inferfleet_engine_cache_stored",
+            "Blocks (history) and snapshots (state) that became reusable",
+            ("kind",),
+            registry=r,
+        )
+        self._evicted = Counter(
+            "inferfleet_engine_cache_evicted",
+            "Reusable blocks (history) and snapshots (state) that were evicted",
+            ("kind",),
+            registry=r,
         )
         self._rounds = Counter("inferfleet_engine_rounds", "Rounds of the core", registry=r)
         self._requests = Counter(
@@ -102,13 +119,18 @@ class EngineMetrics:
             self._itl.observe(max(0, (times.last_token_ns or before) - before) / 1e9 / num_tokens)
 
     def count_round(self, report: RoundReport) -> None:
-        """Set the gauges from a round's load; count the round and its preemptions."""
+        """Set the gauges from a round's load; count the round, its preemptions and cache events."""
         for name, gauge in self._gauges.items():
             gauge.set(getattr(report.load, name))
         self._rounds.inc()
         preempted = sum(mark.preempted for mark in report.marks)
         if preempted:
             self._preemptions.inc(preempted)
+        for event in report.cache_events:
+            if isinstance(event, StoredBlocks):
+                self._stored.labels(event.kind).inc(len(event.hashes))
+            elif isinstance(event, RemovedBlocks):
+                self._evicted.labels(event.kind).inc(len(event.hashes))
 
     def count_request(self, code: str, stream: RequestStream | None, duration_s: float) -> None:
         """Count a request that ended.

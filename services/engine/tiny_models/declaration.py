@@ -22,6 +22,8 @@ class Kind(Enum):
     """Near zero: biases, sinks, and norms to which the model adds one."""
     STACK = "stack"
     """[experts, in, out], one matrix per expert; no format quantises it."""
+    TABLE = "table"
+    """[tokens, chosen] int64 in every format: different whole numbers in each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,10 @@ class TinyTensor:
     """Stored as float32 in every format."""
     scale: float = 1.0
     """What random values are multiplied with."""
+    below: int = 0
+    """Of a TABLE: its numbers are less."""
+    factors: str = "{}_scale_inv"
+    """Name of the scales that FP8 stores beside the matrix; {} is the matrix's own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +76,4 @@ class Declaration:
     """Names of the formats that its weights may have."""
     control_tokens: ControlTokens = CHAT_TOKENS
     chat_template: str = CHAT_TEMPLATE
+    """Empty: the publisher has none, and renders chats with a library of its own."""

@@ -13,7 +13,7 @@ from services.engine.tiny_models.float8 import LARGEST, bfloat16_bits, e4m3_code
 
 BLOCK = 128
 """Rows and columns that share a scale in FP8 checkpoints."""
-_BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
+_BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F8_E4M3": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,24 @@ class Format:
 
 
 def _float32_entries(tensor: TinyTensor) -> list[Stored]:
-    return [Stored(tensor.name, "F32", tensor.shape)]
+    whole = tensor.kind is Kind.TABLE
+    return [Stored(tensor.name, "I64" if whole else "F32", tensor.shape)]
 
 
 def _float32(tensor: TinyTensor, values: NDArray[np.float32]) -> list[NDArray[Any]]:
-    return [values]
+    return [values.astype(np.int64) if tensor.kind is Kind.TABLE else values]
 
 
 def _bfloat16_entries(tensor: TinyTensor) -> list[Stored]:
-    return [Stored(tensor.name, "F32" if tensor.float32 else "BF16", tensor.shape)]
+    if tensor.float32 or tensor.kind is Kind.TABLE:
+        return _float32_entries(tensor)
+    return [Stored(tensor.name, "BF16", tensor.shape)]
 
 
 def _bfloat16(tensor: TinyTensor, values: NDArray[np.float32]) -> list[NDArray[Any]]:
-    return [values if tensor.float32 else bfloat16_bits(values)]
+    if tensor.float32 or tensor.kind is Kind.TABLE:
+        return _float32(tensor, values)
+    return [bfloat16_bits(values)]
 
 
 def _fp8_entries(tensor: TinyTensor) -> list[Stored]:
@@ -64,7 +69,7 @@ def _fp8_entries(tensor: TinyTensor) -> list[Stored]:
     scales = (-(-rows // BLOCK), -(-columns // BLOCK))
     return [
         Stored(tensor.name, "F8_E4M3", tensor.shape),
-        Stored(f"{tensor.name}_scale_inv", "F32", scales),
+        Stored(tensor.factors.format(tensor.name.removesuffix(".weight")), "F32", scales),
     ]
 
 

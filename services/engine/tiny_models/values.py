@@ -15,8 +15,13 @@ _CHUNK = 1 << 20
 def tensor_values(tensor: TinyTensor, seed: int) -> NDArray[np.float32]:
     """Values of a tensor. They depend on its name, its shape and the seed, on no other tensor.
 
-    Rows of a matrix keep the size of what they are multiplied with; norms are near one.
+    Rows of a matrix keep the size of what they are multiplied with; norms are near one. A table
+    has whole numbers, in random order.
     """
+    if tensor.kind is Kind.TABLE:
+        rows, chosen = tensor.shape
+        order = uniform(rows * tensor.below, _key(tensor.name, seed)).reshape(rows, tensor.below)
+        return order.argsort(1, kind="stable")[:, :chosen].astype(np.float32)
     drawn = uniform(math.prod(tensor.shape), _key(tensor.name, seed)).reshape(tensor.shape)
     if tensor.kind is Kind.NORM:
         return (1 + drawn / 4).astype(np.float32)

@@ -112,18 +112,18 @@ def _may_replace(folder: Path) -> bool:
 
 def _text_files(declaration: Declaration) -> dict[str, str]:
     control = declaration.control_tokens
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": control.begin,
+        "eos_token": control.ends[0],
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+    }
+    if declaration.chat_template:
+        settings["chat_template"] = declaration.chat_template
     return {
         "tokenizer.json": make_tokenizer(control).to_str(pretty=True),
-        "tokenizer_config.json": _json(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": control.begin,
-                "eos_token": control.ends[0],
-                "add_bos_token": False,
-                "clean_up_tokenization_spaces": False,
-                "chat_template": declaration.chat_template,
-            }
-        ),
+        "tokenizer_config.json": _json(settings),
     }
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek V4 and V4.1: calls in DSML, parsed by DeepSeek's own library (extra `deepseek`)."""
+"""DeepSeek V4 and V4.1: calls in DSML, parsed by DeepSeek's own library."""
 
 import json
 from typing import Any

@@ -15,11 +15,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from services.common.text import template_of
+from services.engine.model_files import load_text_assets
 from services.engine.tiny_models import DECLARATIONS, write_tiny_model
 
 FILE = Path(__file__).parents[2] / "data" / "tiny_tool_golden.json"
 CHAT = [{"role": "user", "content": "What is the capital of France? Zürich?"}]
 TEXT = "Once upon a time there was a small machine, 日本."
+LONGER = {"deepseek_v4": 8}
+"""A third prompt repeats the text so many times: entries of some layers stand for 128 positions."""
 NEW_TOKENS = 32
 MIN_MARGIN = 0.001
 
@@ -38,8 +42,13 @@ def _entry(folder: Path) -> dict[str, Any]:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in (rendered, TEXT)]
+    texts = [TEXT] if folder.name not in LONGER else [TEXT, TEXT * LONGER[folder.name]]
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    if tokenizer.chat_template:
+        rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+        prompts.insert(0, tokenizer.encode(rendered, add_special_tokens=False))
+    else:
+        prompts.insert(0, template_of(load_text_assets(str(folder))).encode(CHAT))
     return {
         "digest": digest(folder),
         "prompts": prompts,

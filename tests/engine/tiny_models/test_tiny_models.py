@@ -35,7 +35,7 @@ def test_a_folder_gives_the_tokens_of_transformers(name: str, tmp_path: Path) ->
     folder = write_tiny_model(tmp_path / "model", name)
     assert golden.digest(folder) == entry["digest"]
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    assert max(token["id"] for token in tokenizer["added_tokens"]) < 512
+    assert max(token["id"] for token in tokenizer["added_tokens"]) < 520
     with LLM(str(folder), threads=1, num_blocks=64, block_size=16) as llm:
         limits = [
             SamplingParams(temperature=0, max_tokens=len(tokens), ignore_eos=True)
@@ -66,6 +66,21 @@ def test_correction_biases_are_float32_in_every_format(tmp_path: Path) -> None:
     assert weights[name].dtype == torch.float32
     assert weights["model.layers.1.mlp.gate.weight"].dtype == torch.bfloat16
     assert weights["model.layers.1.self_attn.kv_b_proj.weight_scale_inv"].shape == (1, 1)
+
+
+def test_a_table_names_different_experts_and_scales_have_published_names(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "m", "deepseek-v4", number_format="fp8")
+    weights = load_file(folder / "model.safetensors")
+    table = weights["layers.0.ffn.gate.tid2eid"]
+    assert (table.dtype, table.shape) == (torch.int64, (516, 2))
+    assert table.unique().tolist() == list(range(8))
+    assert bool((table[:, 0] != table[:, 1]).all())
+    assert weights["layers.1.ffn.gate.bias"].dtype == torch.float32
+    assert weights["layers.1.attn.indexer.wq_b.weight"].dtype == torch.float8_e4m3fn
+    assert weights["layers.1.attn.indexer.wq_b.scale"].shape == (2, 1)
+    assert weights["layers.1.attn.compressor.wkv.weight"].dtype == torch.bfloat16
+    assert weights["layers.2.attn.compressor.ape"].shape == (128, 32)
+    assert "chat_template" not in json.loads((folder / "tokenizer_config.json").read_text())
 
 
 def test_names_sizes_and_ends_of_a_folder(tmp_path: Path) -> None:
@@ -186,6 +201,18 @@ def _of(architecture: str, number_format: str = "float32", **changes: object) ->
         (_of("deepseek-v3", index_topk=8), "no key 'index_topk' to change"),
         (_of("deepseek-v32", index_head_dim=4), "index_head_dim 4 is below qk_rope_head_dim 8"),
         (_of("deepseek-v32", index_topk=0), "index_topk must be a positive integer, got 0"),
+        (
+            _of("deepseek-v4", num_hidden_layers=5),
+            "compress_ratios must list a ratio for each of 5",
+        ),
+        (_of("deepseek-v4", compress_ratios=[0, 4, 8, 0]), "has 8, it may have only 0, 4"),
+        (_of("deepseek-v4", num_hidden_layers=1), "compress_ratios is 0 in each of 1 layers"),
+        (
+            _of("deepseek-v4", qk_rope_head_dim=32),
+            "qk_rope_head_dim 32 must be even and at most 16",
+        ),
+        (_of("deepseek-v4", o_groups=3), "num_attention_heads 4 is no multiple of o_groups 3"),
+        (_of("deepseek-v4", num_hash_layers=-1), "num_hash_layers must be 0 or more, got -1"),
     ],
     ids=str,
 )

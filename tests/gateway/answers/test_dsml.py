@@ -130,7 +130,7 @@ def test_without_the_library_the_error_names_the_package(monkeypatch):
         return known(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(UnimplementedError, match=r"inferfleet\[deepseek\]"):
+    with pytest.raises(UnimplementedError, match="pip install deepseek-recipe"):
         render_chat(template_of(ASSETS), chat())
     request, profile = pb.GenerateRequest(chat=chat()), ChatProfile("deepseek_v4", "think")
     with pytest.raises(UnimplementedError, match="deepseek-recipe"):
