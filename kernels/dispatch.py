@@ -18,18 +18,21 @@ SETS: Mapping[str, str] = {
     "torch-tiled": "kernels.torch.tiled",
     "jit": "kernels.compiled",
     "jit-int8": "kernels.compiled.int8",
-    "jit-bf16": "kernels.compiled.bfloat16",
+    "jit-int8-kv16": "kernels.compiled.int8_short_cache",
+    "jit-bf16-kv16": "kernels.compiled.bfloat16",
     "triton": "kernels.triton.kernel_set",
 }
 """Module of each set, by the set's name."""
 
-_COMPILED: Mapping[tuple[str, str], str] = {
-    ("cpu", "float32"): "jit",
-    ("cpu", "int8"): "jit-int8",
-    ("cpu", "bfloat16"): "jit-bf16",
+_COMPILED: Mapping[tuple[str, str, str], str] = {
+    ("cpu", "float32", "auto"): "jit",
+    ("cpu", "int8", "auto"): "jit-int8",
+    ("cpu", "int8", "bfloat16"): "jit-int8-kv16",
+    ("cpu", "bfloat16", "auto"): "jit-bf16-kv16",
+    ("cpu", "bfloat16", "bfloat16"): "jit-bf16-kv16",
 }
-"""Sets that run whole rounds, by device and number format. Their modules have a function
-`usable(sizes)`."""
+"""Sets that run whole rounds, by device, number format, and that of keys and values. Their modules
+have a function `usable(sizes)`."""
 
 
 def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) -> str:
@@ -59,13 +62,16 @@ def choose(device: str, *, dtype: str = "float32", deterministic: bool = False) 
     return "torch-tiled" if deterministic else "torch"
 
 
-def compiled_set(device: str, dtype: str, sizes: tuple[int, ...]) -> str | None:
+def compiled_set(
+    device: str, dtype: str, sizes: tuple[int, ...], kv_dtype: str = "auto"
+) -> str | None:
     """Name of the set that runs whole rounds here; None if there is none.
 
     Args:
         sizes: widths of the model's narrowest products, in elements: head size and block size.
+        kv_dtype: number format of keys and values; "auto" is the one that goes with `dtype`.
     """
-    name = _COMPILED.get((device, dtype))
+    name = _COMPILED.get((device, dtype, kv_dtype))
     if name is None:
         return None
     return name if importlib.import_module(SETS[name]).usable(sizes) else None

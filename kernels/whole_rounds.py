@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -117,7 +118,8 @@ class RoundProgram(Protocol):
             x: [T, hidden] float32 embeddings.
             cos_sin: [T, D / 2, 2] float32 cosines and sines.
             slots: [T] int64: block * block size + offset.
-            caches: per layer, blocks * block size * 2 G * D values; the layout is the program's.
+            caches: per layer, blocks * block size * 2 G * D values in one number format; the layout
+                is the program's.
 
         Returns:
             [T, hidden] before the last norm; valid until the next call.
@@ -139,6 +141,9 @@ class RoundProgram(Protocol):
 class WholeRounds(Protocol):
     """Packs the weights of one model and makes its program."""
 
+    cache_dtype: torch.dtype
+    """Number format of keys and values."""
+
     def pack(self, weight: Tensor) -> PackedWeight:
         """Pack a weight [out, in]."""
 
@@ -154,7 +159,7 @@ class WholeRounds(Protocol):
         """
 
     def cache(self, shape: tuple[int, ...]) -> Tensor:
-        """Zeros for one layer's keys and values."""
+        """Zeros for one layer's keys and values, in `cache_dtype`."""
 
     def program(
         self,

@@ -5,19 +5,23 @@
 
 Sides that have no path are left out, transformers if it is not installed. Every side is a process
 of its own and does the same: 128 tokens in, greedy, 128 out. They take turns at each case, so that
-a busy neighbour hits all of them, and each figure is the best of the rounds.
+a busy neighbour hits all of them, unless --alone runs one after another. Each figure is the best of
+the rounds.
 """
 
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from benchmarks.bench_engine.export import export_folder
@@ -29,6 +33,7 @@ from benchmarks.bench_engine.sides import (
     LlamaCppSide,
     ProcessSide,
     Side,
+    SideFailedError,
     llama_formats,
     llama_models,
     python_side,
@@ -39,13 +44,54 @@ Rates = dict[str, dict[str, list[float]]]
 """Tokens per second: side, case, rounds."""
 
 
-@contextlib.contextmanager
-def started(options: argparse.Namespace) -> Iterator[list[Side]]:
-    """Start all requested sides; end them on exit."""
+Memory = dict[str, dict[str, int]]
+"""Bytes by the sides that report them."""
+
+
+@dataclass
+class Found:
+    """What the sides gave, by their names."""
+
+    rates: Rates = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why a side has no figures; with --alone only, as otherwise its end ends the run."""
+
+
+def run_sides(options: argparse.Namespace) -> Found:
+    """Measure all sides in turn, or with --alone one after another, each with the memory to itself.
+
+    Raises:
+        SideFailedError: a side cannot be run, without --alone.
+    """
+    found = Found()
     with contextlib.ExitStack() as stack:
         folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        makers = [
+            make
+            for name, make in _makers(options, folder)
+            if not options.only or name in options.only
+        ]
+        for group in [[make] for make in makers] if options.alone else [makers]:
+            try:
+                with started(group) as sides:
+                    measure(sides, options, found)
+            except SideFailedError as error:
+                if not options.alone:
+                    raise
+                print(error, file=sys.stderr)
+                name, _, why = str(error).partition(" ended with ")
+                found.failed[name] = why.splitlines()[-1].strip()
+    return found
+
+
+@contextlib.contextmanager
+def started(makers: Sequence[Callable[[], Side]]) -> Iterator[list[Side]]:
+    """Start sides; end them on exit."""
+    with contextlib.ExitStack() as stack:
         sides: list[Side] = []
-        for make in _makers(options, folder):
+        for make in makers:
             side = make()
             stack.callback(side.close)
             print(f"ready: {side.name}", file=sys.stderr, flush=True)
@@ -53,27 +99,22 @@ def started(options: argparse.Namespace) -> Iterator[list[Side]]:
         yield sides
 
 
-def _makers(options: argparse.Namespace, folder: Path):
+def _makers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Callable[[], Side]]]:
+    """Name and start of each side."""
     threads, seqs = options.threads, max(options.batches)
     tokens = seqs * options.prompt
     for dtype in options.dtypes:
         mode = " deterministic" if options.deterministic else ""
         name, flag = f"ours {dtype}{mode}", int(options.deterministic)
-        yield lambda n=name, d=dtype, f=flag: python_side(
-            n, "ours_side", threads, options.model or "", d, threads, seqs, tokens, f
-        )
+        start = partial(python_side, name, "ours_side", threads, options.model or "", dtype)
+        yield name, partial(start, threads, seqs, tokens, flag)
     peers_model = options.model or folder / "model"
     if not options.model and (options.transformers or options.vllm):
         export_folder(peers_model)
     if options.transformers:
-        yield lambda: python_side(
-            "transformers float32",
-            "transformers_side",
-            threads,
-            peers_model,
-            "float32",
-            threads,
-        )
+        name = "transformers float32"
+        start = partial(python_side, name, "transformers_side", threads, peers_model)
+        yield name, partial(start, "float32", threads)
     if options.llama_cpp:
         build = options.llama_cpp.resolve()
         if options.model:
@@ -81,17 +122,17 @@ def _makers(options: argparse.Namespace, folder: Path):
         else:
             models = llama_models(build, options.gguf or find_model("").path, folder)
         for dtype, path in models.items():
-            yield lambda d=dtype, p=path: LlamaCppSide(build, p, d, threads)
-    for dtype in ("bfloat16", "float32") if options.vllm else ():
+            yield f"llama.cpp {dtype}", partial(LlamaCppSide, build, path, dtype, threads)
+    ways = itertools.product(("bfloat16", "float32"), ("", " compiled")) if options.vllm else ()
+    for dtype, way in ways:
         command = [options.vllm, HERE / "vllm_side.py", peers_model, dtype]
-        command += [threads, seqs, tokens]
-        yield lambda d=dtype, c=command: ProcessSide(
-            f"vllm {d}", [str(p) for p in c], threads, HERE
-        )
+        command += [threads, seqs, tokens, int(bool(way))]
+        name = f"vllm {dtype}{way}"
+        yield name, partial(ProcessSide, name, [str(part) for part in command], threads, HERE)
 
 
-def measure(sides: Sequence[Side], options: argparse.Namespace) -> tuple[Rates, dict]:
-    """All rounds, and the memory of the sides that tell it, after the largest batch."""
+def measure(sides: Sequence[Side], options: argparse.Namespace, found: Found) -> None:
+    """Put all rounds into `found`, and the memory of the sides that report it after the last."""
     cases = [Case("prefill", 1, options.prompt, 0)]
     cases += [Case("decode", batch, options.prompt, options.steps) for batch in options.batches]
     rates: Rates = {side.name: {case.name: [] for case in cases} for side in sides}
@@ -103,12 +144,14 @@ def measure(sides: Sequence[Side], options: argparse.Namespace) -> tuple[Rates, 
                 if turn >= 0:
                     rates[side.name][case.name].append(round(rate, 2))
                 print(f"round {turn} {case.name} {side.name}: {rate:.1f}", file=sys.stderr)
-    return rates, {side.name: side.memory for side in sides if side.memory}
+    found.rates |= rates
+    found.memory |= {side.name: side.memory for side in sides if side.memory}
+    found.versions |= {side.name: side.versions for side in sides}
 
 
-def report(options: argparse.Namespace, sides: Sequence[Side], rates: Rates, mem: dict) -> dict:
+def report(options: argparse.Namespace, found: Found) -> dict:
     """What a reader needs to judge the figures."""
-    best = {name: {case: max(v) for case, v in own.items()} for name, own in rates.items()}
+    best = {name: {case: max(v) for case, v in own.items()} for name, own in found.rates.items()}
     return {
         "benchmark": "bench_engine",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -120,13 +163,15 @@ def report(options: argparse.Namespace, sides: Sequence[Side], rates: Rates, mem
         "cpu": _cpu_name(),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
-        "versions": {side.name: side.versions for side in sides},
+        "versions": found.versions,
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "unit": "tokens/s, best round",
         "best": best,
-        "rounds": rates,
+        "rounds": found.rates,
+        "failed": found.failed,
         "memory_mib": {
-            name: {key: value >> 20 for key, value in own.items()} for name, own in mem.items()
+            name: {key: value >> 20 for key, value in own.items()}
+            for name, own in found.memory.items()
         },
         "ratios": ratios(best, EXPERT_GOALS if options.model else GOALS),
     }
@@ -171,6 +216,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=128, help="tokens in each prompt")
     parser.add_argument("--steps", type=int, default=127, help="tokens of decode, after the first")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="run the sides one after another, for models of which memory holds one at a time",
+    )
     parser.add_argument("--no-warm", dest="warm", action="store_false", help="no short round first")
     parser.add_argument(
         "--no-transformers",
@@ -179,6 +229,7 @@ def parse() -> argparse.Namespace:
         default=importlib.util.find_spec("transformers") is not None,
         help="default: run it if it is installed",
     )
+    parser.add_argument("--only", nargs="+", metavar="SIDE", help="these sides, by their names")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="a build with bin/ in it")
     parser.add_argument("--gguf", type=Path, help="its Q4_1 file; default: our default model's")
     parser.add_argument("--vllm", metavar="PYTHON", help="a Python that has vLLM's CPU build")
@@ -195,9 +246,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Print a table; with --output also write a dated JSON file."""
     options = parse()
-    with started(options) as sides:
-        rates, mem = measure(sides, options)
-    result = report(options, sides, rates, mem)
+    result = report(options, run_sides(options))
     print(table(result["best"]))
     for line in result["ratios"]:
         print(f"{line['of']} / {line['to']}, {line['case']}: {line['ratio']}", end="")

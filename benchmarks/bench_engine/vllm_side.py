@@ -13,8 +13,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 def main() -> None:
-    """Arguments: folder, number format, threads, most sequences, tokens of a round."""
-    folder, dtype, threads, seqs, tokens = sys.argv[1:]
+    """Arguments: folder, number format, threads, sequences and tokens of a round, 1 to compile."""
+    folder, dtype, threads, seqs, tokens, compiles = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = threads
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{int(threads) - 1}"
     from vllm import LLM, SamplingParams
@@ -26,7 +26,7 @@ def main() -> None:
         max_num_seqs=int(seqs),
         max_num_batched_tokens=int(tokens),
         enable_prefix_caching=False,
-        enforce_eager=True,
+        enforce_eager=compiles != "1",
         skip_tokenizer_init=True,
     )
 

@@ -11,7 +11,8 @@ experts.py, routing.py, expert_buffers.py   layers with experts: phases, choices
 tiles.py, narrow_tiles.py, primitives.py   vector instructions and atomics that Python lacks
 job.py         the tables through which Python describes a round
 program.py, team.py, packing.py, pages.py   buffers, threads, weights, memory
-rounds.py      the set's `WholeRounds`; int8.py, bfloat16.py: the sets `jit-int8` and `jit-bf16`
+rounds.py      the set's `WholeRounds`
+int8.py, int8_short_cache.py, bfloat16.py   the sets `jit-int8`, `jit-int8-kv16`, `jit-bf16-kv16`
 machine.py     what the processor supports; cache.py   where compiled code is kept
 """
 

@@ -1,10 +1,12 @@
-"""The kernel set `jit-bf16`: as `jit`, with weights in bfloat16.
+"""The kernel set `jit-bf16-kv16`: as `jit`, with weights, keys and values in bfloat16.
 
-Activations, sums, keys and values stay float32: results equal those of `jit` on the rounded
-weights, to the bit.
+Activations and sums stay float32. Its name says how keys and values are stored, because they change
+results: engines with another name have another `numerics_id`.
 """
 
 from dataclasses import replace
+
+import torch
 
 from kernels import compiled
 from kernels.interface import Kernels
@@ -16,8 +18,8 @@ def _whole_rounds() -> WholeRounds:
     from kernels.compiled.packing import pack_bfloat16
     from kernels.compiled.rounds import CompiledRounds
 
-    return CompiledRounds(pack_bfloat16)
+    return CompiledRounds(pack_bfloat16, torch.bfloat16)
 
 
-KERNELS: Kernels = replace(compiled.KERNELS, name="jit-bf16", whole_rounds=_whole_rounds)
+KERNELS: Kernels = replace(compiled.KERNELS, name="jit-bf16-kv16", whole_rounds=_whole_rounds)
 usable = compiled.usable

@@ -54,6 +54,7 @@ def score_rows(job: int, layer: int, phase: int) -> None:
             table[j.WIDE] + 4 * PANEL * taken,
             4 * table[j.WIDE_STRIDE],
             STORE,
+            table[j.THREADS],
         )
         fetch_add(phase + j.PHASE_DONE, 1)
         taken = fetch_add(phase + j.PHASE_TAKEN, 1)
@@ -115,8 +116,10 @@ def multiply_experts(
         first = ends[expert] - rows
         target = table[j.GATHERED_WIDE] + 4 * (stride * first + PANEL * panel)
         place = panels * expert + panel
-        form = table[j.FORMAT]
-        multiply_rows(form, source, first, rows, weights, place, columns, target, stride, STORE)
+        form, skip = table[j.FORMAT], table[j.THREADS]
+        multiply_rows(
+            form, source, first, rows, weights, place, columns, target, stride, STORE, skip
+        )
         fetch_add(phase + j.PHASE_DONE, 1)
         taken = fetch_add(phase + j.PHASE_TAKEN, 1)
     wait_for(phase + j.PHASE_DONE, pieces)

@@ -88,45 +88,47 @@ SCRATCH = 34
 SCRATCH_STRIDE = 35
 CONSTANTS = 36
 """Address: [2] float32: eps of the norms, and the score scale 1 / sqrt(D)."""
-EXPERTS = 37
+CACHE_BYTES = 37
+"""Bytes of a value in the caches: 4 for float32, 2 for bfloat16."""
+EXPERTS = 38
 """E: experts of a layer that has some. This field and those that follow are 0 without experts."""
-TOP_K = 38
+TOP_K = 39
 """k: experts of a row."""
-EXPERT_SIZE = 39
+EXPERT_SIZE = 40
 """F: rows of an expert's gate, and of its up projection."""
-RENORMALISE = 40
+RENORMALISE = 41
 """1: the weights of a row's experts are divided by their sum."""
-CHOSEN = 41
+CHOSEN = 42
 """Address: [T, k] int64, the experts of each row, the likeliest first."""
-GATES = 42
+GATES = 43
 """Address: [T, k] float32, the weight of each."""
-PLACES = 43
+PLACES = 44
 """Address: [T, k] int64, where the row is among those of GATHERED, for each of its experts."""
-SOURCES = 44
+SOURCES = 45
 """Address: [T * k] int64, the row that each place of GATHERED holds."""
-ENDS = 45
+ENDS = 46
 """Address: [E] int64, the place behind each expert's last one."""
-ACTIVE = 46
+ACTIVE = 47
 """Address: [layers with experts, 1 + E] int64: how many experts have rows, then these experts,
 ascending. Each layer has its own, because a thread that comes late to a layer must read its count:
 by then others may have grouped the rows of later layers."""
-COUNTS = 47
+COUNTS = 48
 """Address: [layers with experts, E] int64, rows of each expert in this round."""
-GATHERED = 48
+GATHERED = 49
 """Address: [T * k, inputs of an expert's product] float32, rows in the order of their experts. This
 field and the next five are the source of the experts' products."""
-GATHERED_STRIDE = 49
-GATHERED_BYTES = 50
+GATHERED_STRIDE = 50
+GATHERED_BYTES = 51
 """Address: [T * k, inputs of an expert's product] int8, quantized."""
-GATHERED_BYTES_STRIDE = 51
-GATHERED_SCALES = 52
+GATHERED_BYTES_STRIDE = 52
+GATHERED_SCALES = 53
 """Address: [T * k] float32."""
-GATHERED_CORRECTIONS = 53
+GATHERED_CORRECTIONS = 54
 """Address: [T * k] int32."""
-GATHERED_WIDE = 54
+GATHERED_WIDE = 55
 """Address: [T * k, 2 F or hidden] float32, results of the experts' products."""
-GATHERED_WIDE_STRIDE = 55
-SIZE = 56
+GATHERED_WIDE_STRIDE = 56
+SIZE = 57
 """Fields of the job table."""
 
 # Number formats of weights -------------------------------------------------------------------
@@ -188,7 +190,7 @@ Q_NORM = 2
 K_NORM = 3
 """Address: [D] float32, the norm of key heads; 0 if the model has none."""
 CACHE = 4
-"""Address of the layer's cache: [blocks, 2 G, D * BLOCK] float32; see `attention`."""
+"""Address of the layer's cache: [blocks, 2 G, D * BLOCK] float32 or bfloat16; see `attention`."""
 WINDOW = 5
 """Sliding window in positions; 0 for full attention."""
 ROUTER = 6

@@ -1,7 +1,9 @@
 """Products with weights of 8 and 16 bits; as in `tiles`, sums stay in vector registers.
 
-The sum of a row does not depend on the rows beside it. Sums of int8 are exact in any order; sums of
-bfloat16 are those of the float32 product with the same values, to the bit.
+The last operand of a tile is an address: for each line of weights that it reads, it loads one from
+there into the caches. The sum of a row does not depend on the rows beside it. Sums of int8 are
+exact in any order; sums of bfloat16 are those of the float32 product with the same values, to the
+bit.
 """
 
 from typing import Any
@@ -10,13 +12,11 @@ from llvmlite import ir
 from numba import types
 
 from kernels.compiled.machine import PANEL_VECTORS, machine
-from kernels.compiled.primitives import F32, I8, I32, I64, operation
-from kernels.compiled.tiles import LANES, ROWS, Emitter, by_rows
+from kernels.compiled.primitives import F32, I8, I16, I32, I64, operation
+from kernels.compiled.tiles import HALF_BITS, LANES, ROWS, Emitter, by_rows
 
-_I16 = ir.IntType(16)
 _HIGH_HALF = 0xFFFF0000
 _EVEN_BYTES = 0x00FF00FF
-_HALF_BITS = 16
 _BYTE_BITS = 8
 
 
@@ -27,18 +27,19 @@ def _half_tile(vectors: int, lanes: int, most: int) -> Any:
     operations make two vectors of float32.
 
     Operands: rows; a [rows, k] float32, bytes per row of a; b [k / 2, vectors * lanes, 2] bfloat16;
-    k / 2; c [rows, vectors * lanes] float32, bytes per row of c; mode.
+    k / 2; c [rows, vectors * lanes] float32, bytes per row of c; mode; where to load ahead from.
     """
 
     def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
-        a, row_a, b, k, c, row_c, mode = given
+        a, row_a, b, k, c, row_c, mode, ahead = given
         e = Emitter(builder, lanes)
         starts = [builder.add(a, builder.mul(row_a, I64(r))) for r in range(rows)]
-        shift = ir.Constant(e.ints, [I32(_HALF_BITS)] * lanes)
+        shift = ir.Constant(e.ints, [I32(HALF_BITS)] * lanes)
         high = ir.Constant(e.ints, [I32(_HIGH_HALF)] * lanes)
 
         def step(index: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             line = builder.mul(index, I64(4 * lanes * vectors))
+            e.fetch(ahead, line, 4 * lanes * vectors)
             words = [
                 e.read(e.at(b, builder.add(line, I64(4 * lanes * v))), e.ints)
                 for v in range(vectors)
@@ -63,7 +64,7 @@ def _half_tile(vectors: int, lanes: int, most: int) -> Any:
         sums = e.loop(k, [zero] * (rows * vectors), step)
         _put(e, sums, vectors, c, row_c, mode)
 
-    return by_rows(build, most, 7)
+    return by_rows(build, most, 8)
 
 
 def _byte_tile(vectors: int, lanes: int, most: int) -> Any:
@@ -72,17 +73,18 @@ def _byte_tile(vectors: int, lanes: int, most: int) -> Any:
     Operands: rows; a [rows, k] int8, bytes per row of a; row scales [rows] float32; corrections
     [rows] int32, 128 times the sum of each row of a; b [k / 4, vectors * lanes, 4] uint8; column
     scales [vectors * lanes] float32; k / 4; c [rows, vectors * lanes] float32, bytes per row of c;
-    mode.
+    mode; where to load ahead from.
     """
 
     def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
-        a, row_a, scales, corrections, b, scales_b, k, c, row_c, mode = given
+        a, row_a, scales, corrections, b, scales_b, k, c, row_c, mode, ahead = given
         e = Emitter(builder, lanes)
         starts = [builder.add(a, builder.mul(row_a, I64(r))) for r in range(rows)]
         add_products = _add_quads if machine().byte_products else _add_pairs
 
         def step(index: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             line = builder.mul(index, I64(4 * lanes * vectors))
+            e.fetch(ahead, line, 4 * lanes * vectors)
             weights = [
                 e.read(e.at(b, builder.add(line, I64(4 * lanes * v))), e.ints)
                 for v in range(vectors)
@@ -104,7 +106,7 @@ def _byte_tile(vectors: int, lanes: int, most: int) -> Any:
                 made.append(builder.fmul(value, scale))
         _put(e, made, vectors, c, row_c, mode)
 
-    return by_rows(build, most, 10)
+    return by_rows(build, most, 11)
 
 
 def _put(
@@ -140,8 +142,8 @@ def _add_pairs(
     Bytes are widened to 16 bits first, so no sum saturates. The result equals that of `_add_quads`.
     """
     b, lanes = e.b, e.lanes
-    pairs = ir.VectorType(_I16, 2 * lanes)
-    byte = ir.Constant(pairs, [_I16(_BYTE_BITS)] * (2 * lanes))
+    pairs = ir.VectorType(I16, 2 * lanes)
+    byte = ir.Constant(pairs, [I16(_BYTE_BITS)] * (2 * lanes))
     low = ir.Constant(e.ints, [I32(_EVEN_BYTES)] * lanes)
     count = len(weights)
     for odd in range(2):
@@ -164,7 +166,7 @@ half_panel = _half_tile(PANEL_VECTORS, LANES, ROWS)
 byte_panel = (
     _byte_tile(PANEL_VECTORS, LANES, ROWS)
     if machine().byte_products or machine().byte_pairs
-    else operation(lambda *_: None, types.void, *[types.int64] * 11)
+    else operation(lambda *_: None, types.void, *[types.int64] * 12)
 )
 """Product with a panel of an int8 weight.
 

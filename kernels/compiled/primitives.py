@@ -20,7 +20,8 @@ if _CACHE:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32 = ir.FloatType()
 POINTER = ir.PointerType()
 
 
@@ -94,6 +95,8 @@ ints = _view(types.int64, I64)
 """The int64 values at an address, by index."""
 words = _view(types.int32, I32)
 """The int32 values at an address, by index."""
+halves = _view(types.uint16, I16)
+"""The 16-bit words at an address, by index: the bits of bfloat16 values."""
 signed_bytes = _view(types.int8, I8)
 """The int8 values at an address, by index."""
 

@@ -50,8 +50,10 @@ class Program:
         self._constants = torch.tensor([shape.eps, 1 / math.sqrt(shape.dim)])
         group = shape.heads // shape.kv_heads
         self._tile_rows = max(1, _TILE // group)
-        # Queries, sums, scores and the two numbers of the softmax state, for each row of a tile.
+        # Queries, sums, scores and the two numbers of the softmax state, for each row of a tile;
+        # then the keys or the values of a block in float32.
         scratch = self._tile_rows * group * (2 * shape.dim + shape.block + 2)
+        scratch += shape.dim * shape.block
         self._scratch = torch.zeros(threads, -(-scratch // _LINE) * _LINE)
         self._experts = ExpertBuffers(shape, self._team.job) if shape.routed else None
         self._rows = 0
@@ -62,7 +64,11 @@ class Program:
     def forward(
         self, x: Tensor, cos_sin: Tensor, slots: Tensor, spans: Spans, caches: Sequence[Tensor]
     ) -> Tensor:
-        """See RoundProgram; a cache is [blocks, 2 G, D * block] in the layout of `attention`."""
+        """See RoundProgram; a cache is [blocks, 2 G, D * block] in the layout of `attention`.
+
+        Raises:
+            ValueError: the caches are neither float32 nor bfloat16.
+        """
         rows, job = x.shape[0], self._team.job
         self._grow(rows)
         self._x[:rows, : self._shape.hidden] = x
@@ -73,6 +79,7 @@ class Program:
             job[field] = tensor.data_ptr()
         job[j.TABLES_STRIDE] = spans.tables.shape[1]
         job[j.TILE_COUNT] = tiles.shape[0]
+        job[j.CACHE_BYTES] = _cache_bytes(caches)
         self._table[:, j.CACHE] = torch.tensor([cache.data_ptr() for cache in caches])
         self._run(self._x[:rows], self._table, self._parts)
         return self._x[:rows, : self._shape.hidden]
@@ -163,6 +170,14 @@ class Program:
         self._parts[j.OUTPUT] = _part_row(queries, shape.hidden, self._x, ADD)
         self._parts[j.GATE_UP] = _part_row(shape.hidden, 2 * shape.intermediate, self._wide, STORE)
         self._parts[j.DOWN] = _part_row(shape.intermediate, shape.hidden, self._x, ADD)
+
+
+def _cache_bytes(caches: Sequence[Tensor]) -> int:
+    """Bytes of a value of the caches, which all have the number format of the first one."""
+    dtype = caches[0].dtype
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"the caches are {dtype}, they must be float32 or bfloat16")
+    return dtype.itemsize
 
 
 def _format(weight: PackedWeight) -> int:

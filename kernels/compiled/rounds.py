@@ -15,7 +15,12 @@ from kernels.whole_rounds import DecoderShape, LayerWeights, PackedWeight
 class CompiledRounds:
     """One model's weights in large pages, and its program."""
 
-    def __init__(self, pack: Callable[[Tensor], PackedWeight]) -> None:
+    def __init__(
+        self,
+        pack: Callable[[Tensor], PackedWeight],
+        cache_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.cache_dtype = cache_dtype
         self._pack = pack
         self._arena = Arena()
 
@@ -47,8 +52,8 @@ class CompiledRounds:
         return PackedWeight(panels, scales)
 
     def cache(self, shape: tuple[int, ...]) -> Tensor:
-        """See WholeRounds; float32."""
-        return zeros(shape, torch.float32)
+        """See WholeRounds."""
+        return zeros(shape, self.cache_dtype)
 
     def program(
         self,

@@ -1,7 +1,8 @@
 """float32 products of small tiles, emitted as LLVM instructions; sums stay in vector registers.
 
 The sums of a row are added in the order of k and on their own. So a row's result does not depend on
-how many rows are computed together.
+how many rows are computed together, nor on how many columns. The right operand may be stored in
+bfloat16: it becomes float32, which is exact, when it is read.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +12,15 @@ from llvmlite import ir
 from numba import types
 
 from kernels.compiled.machine import PANEL_VECTORS, machine
-from kernels.compiled.primitives import F32, I8, I32, I64, POINTER, operation
+from kernels.compiled.primitives import F32, I8, I16, I32, I64, POINTER, operation
 
 STORE, ADD = 0, 1
 """Modes of a product: overwrite the target, or add to it."""
+HALF_BITS = 16
+"""Bits of a bfloat16."""
+_CACHE_LINE = 64
+_TO_READ, _ALL_LEVELS, _DATA = 0, 3, 1
+"""Arguments of LLVM's prefetch."""
 
 
 Step = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
@@ -39,6 +45,24 @@ class Emitter:
     def read(self, pointer: ir.Value, kind: ir.Type) -> ir.Value:
         """Load a value of any alignment."""
         return self.b.load(pointer, align=4 if kind in (F32, I32) else 1, typ=kind)
+
+    def read_halves(self, pointer: ir.Value) -> ir.Value:
+        """Load bfloat16 values as float32: their bits are the high half."""
+        halves = self.read(pointer, ir.VectorType(I16, self.lanes))
+        shift = ir.Constant(self.ints, [I32(HALF_BITS)] * self.lanes)
+        return self.b.bitcast(self.b.shl(self.b.zext(halves, self.ints), shift), self.floats)
+
+    def fetch(self, address: ir.Value, offset: ir.Value, count: int) -> None:
+        """Start to load `count` bytes from `address` + `offset` into the caches.
+
+        A hint: it never fails, whatever the address, and changes no result.
+        """
+        module, name = self.b.module, "llvm.prefetch.p0"
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+        callee = module.globals.get(name) or ir.Function(module, kind, name)
+        for line in range(0, count, _CACHE_LINE):
+            pointer = self.at(address, self.b.add(offset, I64(line)))
+            self.b.call(callee, [pointer, I32(_TO_READ), I32(_ALL_LEVELS), I32(_DATA)])
 
     def write(self, value: ir.Value, pointer: ir.Value) -> None:
         self.b.store(value, pointer, align=4)
@@ -112,25 +136,35 @@ def by_rows(build_tile: Any, most: int, operands: int) -> Any:
     return operation(build, types.void, *[types.int64] * (operands + 1))
 
 
-def _float_tile(vectors: int, lanes: int, most: int) -> Any:
+_OPERANDS = 8
+"""Operands of a float32 tile, without the number of rows."""
+
+
+def _float_tile(
+    vectors: int, lanes: int, most: int, size: int = 4, *, fetches: bool = False
+) -> Any:
     """Make a float32 product: c = a times b, or c += a times b.
 
     Operands: rows; a [rows, k], bytes per row of a; b [k, vectors * lanes], bytes per row of b; k;
-    c [rows, vectors * lanes], bytes per row of c; mode.
+    c [rows, vectors * lanes], bytes per row of c; mode; with `fetches` an address.
+
+    Args:
+        size: bytes of a value of b: 4 for float32, 2 for bfloat16.
+        fetches: for each line of b that is read, load one from the last operand on into the caches.
     """
 
     def build(builder: ir.IRBuilder, rows: int, *given: ir.Value) -> None:
-        a, row_a, b, row_b, k, c, row_c, mode = given
+        a, row_a, b, row_b, k, c, row_c, mode = given[:_OPERANDS]
         e = Emitter(builder, lanes)
         cells = [(r, v) for r in range(rows) for v in range(vectors)]
         starts = [builder.add(a, builder.mul(row_a, I64(r))) for r in range(rows)]
 
         def step(index: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             line = builder.mul(index, row_b)
-            weights = [
-                e.read(e.at(b, builder.add(line, I64(4 * lanes * v))), e.floats)
-                for v in range(vectors)
-            ]
+            if fetches:
+                e.fetch(given[_OPERANDS], line, size * lanes * vectors)
+            places = [e.at(b, builder.add(line, I64(size * lanes * v))) for v in range(vectors)]
+            weights = [e.read(at, e.floats) if size == 4 else e.read_halves(at) for at in places]
             place = builder.mul(index, I64(4))
             factors = [e.spread(e.read(e.at(s, place), F32), e.floats) for s in starts]
             return [e.fused(factors[r], weights[v], sums[i]) for i, (r, v) in enumerate(cells)]
@@ -143,7 +177,7 @@ def _float_tile(vectors: int, lanes: int, most: int) -> Any:
             made.append((value, e.at(row, 4 * lanes * v)))
         e.put(made, mode)
 
-    return by_rows(build, most, 8)
+    return by_rows(build, most, _OPERANDS + fetches)
 
 
 LANES = machine().lanes
@@ -152,11 +186,17 @@ ROWS = machine().rows
 """Rows of a tile, at most."""
 PANEL = PANEL_VECTORS * LANES
 """Outputs of a packed panel: the columns of a tile."""
-float_panel = _float_tile(PANEL_VECTORS, LANES, ROWS)
-"""Product with a panel of a float32 weight."""
+float_panel = _float_tile(PANEL_VECTORS, LANES, ROWS, fetches=True)
+"""Product with a panel of a float32 weight, which loads ahead."""
+float_pair = _float_tile(2, LANES, ROWS)
+"""Product two vectors wide: enough sums that none waits for the one before it."""
 float_line = _float_tile(1, LANES, ROWS)
 """Product one vector wide."""
 SHORT = 4
 """Lanes of the narrowest tile, for widths that are not a multiple of a vector."""
 float_short = _float_tile(1, SHORT, ROWS)
 """Product SHORT columns wide."""
+half_pair = _float_tile(2, LANES, ROWS, 2)
+"""As `float_pair`, with the right operand in bfloat16."""
+half_line = _float_tile(1, LANES, ROWS, 2)
+"""As `float_line`, with the right operand in bfloat16."""

@@ -1,13 +1,21 @@
 """The comparison's bookkeeping: goals, prompts and sides that are processes."""
 
 import sys
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.bench_engine import __main__ as bench_engine
 from benchmarks.bench_engine.protocol import make_prompts, through_generate
-from benchmarks.bench_engine.random_experts import Shape, write_folder, write_gguf
+from benchmarks.bench_engine.random_experts import (
+    GGUF_NAME,
+    Shape,
+    write_folder,
+    write_gguf,
+)
 from benchmarks.bench_engine.ratios import EXPERT_GOALS, GOALS, ratios
 from benchmarks.bench_engine.sides import Case, ProcessSide, SideFailedError
 from services.engine.compute.loader import load_model
@@ -68,11 +76,11 @@ def test_a_random_checkpoint_of_experts_is_served_from_both_of_its_forms(tmp_pat
         assert torch.equal(file.weights[name].bfloat16(), tensor), name
     assert folder.config.moe == file.config.moe
     ids = []
-    for dtype in ("float32", "bfloat16"):
-        with LLM(str(tmp_path), dtype=dtype, threads=1, num_blocks=16) as llm:
+    for source in (tmp_path, tmp_path / GGUF_NAME):
+        with LLM(str(source), dtype="bfloat16", threads=1, num_blocks=16) as llm:
             params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
             ids.append(llm.generate([[5, 6, 7]], params)[0].choices[0].token_ids)
-    assert ids[0] == ids[1], "weights in bfloat16 give the same bits in both formats"
+    assert ids[0] == ids[1]
 
 
 def test_prompts_differ_and_hold_ordinary_ids() -> None:
@@ -102,10 +110,35 @@ def test_a_side_answers_although_its_libraries_print() -> None:
         side.close()
 
 
+_BAD_SIDE = "import sys; sys.stderr.write('no such thing'); sys.exit(3)"
+
+
 def test_a_side_that_cannot_start_says_why() -> None:
     with pytest.raises(SideFailedError, match=r"a side ended with 3:\n.*no such thing"):
-        ProcessSide(
-            "a side",
-            [sys.executable, "-c", "import sys; sys.stderr.write('no such thing'); sys.exit(3)"],
-            threads=1,
-        )
+        ProcessSide("a side", [sys.executable, "-c", _BAD_SIDE], threads=1)
+
+
+def test_sides_that_run_alone_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = {"good": [_SIDE, str(_FOLDER)], "left out": [_SIDE, str(_FOLDER)], "bad": [_BAD_SIDE]}
+    makers = [
+        (name, partial(ProcessSide, name, [sys.executable, "-c", *own], 1))
+        for name, own in code.items()
+    ]
+    monkeypatch.setattr(bench_engine, "_makers", lambda options, folder: iter(makers))
+    options = Namespace(
+        alone=True,
+        only=["good", "bad"],
+        work=tmp_path,
+        warm=False,
+        rounds=1,
+        prompt=4,
+        steps=2,
+        batches=[3],
+    )
+    found = bench_engine.run_sides(options)
+    assert found.rates == {"good": {"prefill": [0.0], "decode B=3": [12.0]}}
+    assert found.versions == {"good": {"it": "1"}}
+    assert found.failed == {"bad": "no such thing"}
+    options.alone = False
+    with pytest.raises(SideFailedError, match="no such thing"):
+        bench_engine.run_sides(options)

@@ -64,7 +64,9 @@ def choose_kernels(
     name = None
     if config.kernels != "torch" and whole_model and _fits_whole_rounds(config, model):
         sizes = (model.head_dim, config.block_size)
-        name = dispatch.compiled_set(device.type, config.dtype, sizes)
+        name = dispatch.compiled_set(device.type, config.dtype, sizes, config.kv_dtype)
+    if config.kv_dtype != "auto" and name is None:
+        _check_kv_dtype(config)
     if config.dtype == "int8" and model.moe and not runs_whole_rounds(model):
         raise ConfigError(
             "dtype=int8: a model with experts is served for qwen3_moe only, and this is "
@@ -83,6 +85,16 @@ def choose_kernels(
         )
     except UnsupportedError as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_kv_dtype(config: EngineConfig) -> None:
+    """Refuse a format of keys and values where operators are called layer by layer."""
+    if config.kv_dtype != config.dtype:
+        raise ConfigError(
+            f"kv_dtype={config.kv_dtype}: supported with dtype=int8 in compiled rounds "
+            "(kernels=auto, device=cpu, a CPU with AVX-512 VNNI, a model that they serve), not "
+            f"here with dtype={config.dtype}; use kv_dtype=auto"
+        )
 
 
 def _check_v4(config: EngineConfig, device: torch.device, model: DeepseekV4Config) -> None:

@@ -34,6 +34,13 @@ class EngineConfig:
         "torch: always torch's operators",
         choices=("auto", "torch"),
     )
+    kv_dtype: str = setting(
+        "auto",
+        "number format of keys and values; auto: that of activations, and bfloat16 in compiled "
+        "rounds with dtype=bfloat16; bfloat16: with dtype=int8 in compiled rounds, half the memory "
+        "for keys and values at another numerics_id",
+        choices=("auto", "bfloat16"),
+    )
     block_size: int = setting(32, "positions in one block", unit="tokens", low=1, high=1024)
     kv_memory: str = setting(
         "0.5",

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.bench_quality import TEXT, Reader, compare, read
+from kernels.compiled import int8, int8_short_cache
 from services.common.config.settings import ConfigError
 from services.engine.compute.loader import load_model
 from services.engine.compute.model_runner import ModelRunner
+from services.engine.compute.model_setup import choose_kernels
 from services.engine.contract.config import EngineConfig
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 from tests.marks import needs_vnni
@@ -87,6 +90,32 @@ def test_what_is_not_built_is_refused_by_name(tiny_folders: dict, tmp_path: Path
     experts = str(write_tiny_model(tmp_path / "moe", shape))
     with pytest.raises(ConfigError, match=r"dtype=int8.*experts"):
         ModelRunner(EngineConfig(model=experts, dtype="int8", threads=1, kernels="torch"))
+
+
+def test_keys_and_values_in_bfloat16_are_another_set_or_refused(
+    tiny_folders: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tiny_folders["tied"])
+    for fields in (
+        {"dtype": "float32"},
+        {"dtype": "float16"},
+        {"dtype": "int8", "kernels": "torch"},
+    ):
+        with pytest.raises(ConfigError, match=r"kv_dtype=bfloat16: .* not here with dtype="):
+            ModelRunner(EngineConfig(model=folder, threads=1, kv_dtype="bfloat16", **fields))
+    monkeypatch.setattr(int8, "usable", lambda sizes: True)
+    monkeypatch.setattr(int8_short_cache, "usable", lambda sizes: True)
+    model = load_model(folder).config
+    names = {
+        kv_dtype: choose_kernels(
+            EngineConfig(dtype="int8", kv_dtype=kv_dtype),
+            torch.device("cpu"),
+            model,
+            whole_model=True,
+        ).name
+        for kv_dtype in ("auto", "bfloat16")
+    }
+    assert names == {"auto": "jit-int8", "bfloat16": "jit-int8-kv16"}
 
 
 def test_on_a_machine_without_int8_the_error_names_the_option(

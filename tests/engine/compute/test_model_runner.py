@@ -188,6 +188,12 @@ def test_describe_gives_the_memory_of_a_block(tiny_folders: dict) -> None:
     info = runner.describe()
     assert info.kv_bytes_per_block == 2 * 16 * 2 * 2 * 8 * 4  # layers, rows, k and v, heads, D, f32
     assert info.kv_layout == "paged/2x4x8/float32"
+    short = EngineConfig(
+        model=str(tiny_folders["tied"]), block_size=16, threads=1, dtype="bfloat16"
+    )
+    halved = ModelRunner(short).describe()
+    assert halved.kv_bytes_per_block * 2 == info.kv_bytes_per_block
+    assert halved.kv_layout == "paged/2x4x8/bfloat16"
     assert info.max_model_len == 512
     assert info.eos_token_ids == (257, 258)
     source = load_model(str(tiny_folders["tied"]))

@@ -1,3 +1,4 @@
 from kernels.compiled.machine import usable
 
-collect_ignore = [] if usable() else ["test_job.py", "test_rounds.py"]  # they import numba
+_IMPORT_NUMBA = ["test_job.py", "test_rounds.py", "test_short_cache.py"]
+collect_ignore = [] if usable() else _IMPORT_NUMBA

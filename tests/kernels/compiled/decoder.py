@@ -121,10 +121,10 @@ class Model:
         layers = [_packed(layer, pack) for layer in self.layers]
         return Program(self.shape, layers, self.norm, pack(self.head), threads)
 
-    def caches(self, blocks: int) -> list[Tensor]:
+    def caches(self, blocks: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         shape = self.shape
         size = (blocks, shape.block, 2 * shape.kv_heads, shape.dim)
-        return [torch.zeros(size) for _ in self.layers]
+        return [torch.zeros(size, dtype=dtype) for _ in self.layers]
 
     def cos_sin(self, positions: list[int]) -> Tensor:
         angles = self.angles[positions]
@@ -193,20 +193,30 @@ def _linear(x: Tensor, weight: Tensor, biases: tuple[Tensor, ...], which: int) -
 class Rounds:
     """Runs sequences of a model, each with blocks of its own."""
 
-    def __init__(self, model: Model, program: Program, lengths: list[int]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        program: Program,
+        lengths: list[int],
+        cache_dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.model, self.program, self.lengths = model, program, lengths
         block = model.shape.block
         counts = [-(-length // block) for length in lengths]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(3)) + 1
         self.tables = [list(map(int, part)) for part in order.split(counts)]
-        self.caches = model.caches(sum(counts) + 1)
+        self.caches = model.caches(sum(counts) + 1, cache_dtype)
 
     def embedded(self, seq: int) -> Tensor:
         """Inputs [length, hidden]; no two sequences have the same."""
         return self.model.embedded.roll(-17 * seq, 0)[: self.lengths[seq]]
 
-    def run(self, parts: list[tuple[int, int, int]]) -> list[Tensor]:
-        """Logits of (sequence, start, end), computed in one round."""
+    def run(self, parts: list[tuple[int, int, int]], *, store: bool = True) -> list[Tensor]:
+        """Logits of (sequence, start, end), computed in one round.
+
+        Args:
+            store: False: the rows' keys and values go to block 0, which no sequence reads.
+        """
         block = self.model.shape.block
         rows, positions, slots, seqs = [], [], [], []
         for seq, start, end in parts:
@@ -220,7 +230,7 @@ class Rounds:
         hidden = self.program.forward(
             torch.cat(rows),
             self.model.cos_sin(positions),
-            torch.tensor(slots),
+            torch.tensor(slots) if store else torch.zeros(len(slots), dtype=torch.int64),
             Spans(torch.tensor(seqs), torch.tensor(tables)),
             self.caches,
         )

@@ -226,7 +226,7 @@ def test_configured_processor_features_are_used() -> None:
         ("cpu", "float32", (8, 4), "jit"),
         ("cpu", "float32", (8, 1), None),
         ("cpu", "float32", (10, 16), None),
-        ("cpu", "bfloat16", (64, 32), "jit-bf16"),
+        ("cpu", "bfloat16", (64, 32), "jit-bf16-kv16"),
         ("cpu", "float16", (64, 32), None),
         ("cuda", "float32", (64, 32), None),
     ],

@@ -122,7 +122,7 @@ class FusedDecoder:
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
         """See Model; the order of the values within a tensor is the program's."""
-        return keys_and_values(self.config, torch.float32)
+        return keys_and_values(self.config, self._rounds.cache_dtype)
 
     def cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See Model; the program chooses the memory, in its one number format."""

@@ -144,7 +144,7 @@ def test_the_name_follows_files_kernels_processor_and_sources(tiny_folders, monk
         kept_weights.path_of("r", config, "jit"),
         kept_weights.path_of("s", config, "jit"),
         kept_weights.path_of("r", config, "jit-int8"),
-        kept_weights.path_of("r", config, "jit-bf16"),
+        kept_weights.path_of("r", config, "jit-bf16-kv16"),
     }
     with monkeypatch.context() as other:
         wide = dataclasses.replace(machine(), lanes=2 * machine().lanes)
