@@ -16,9 +16,10 @@ from tests.doubles.tiny_deepseek import DeepseekShape, write_tiny_deepseek
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 from tests.doubles.tiny_published import PUBLISHED, write_published
 from tests.doubles.tiny_v4 import write_tiny_v4
+from tests.doubles.tiny_v41 import write_tiny_v41
 
 DATA = Path(__file__).parents[1] / "data"
-V4_DATA = Path(__file__).parents[1] / "engine/compute/models/v4/golden.npz"
+V4_DATA = Path(__file__).parents[1] / "engine/compute/models/v4"
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,14 @@ def _deepseek(file: str) -> list[Case]:
     return cases
 
 
-def _v4(positions: tuple[int, ...] = (12, 44, 63, 69)) -> Case:
-    with np.load(V4_DATA) as file:
+def _v4(
+    name: str,
+    reference: str,
+    write: Callable[[Path], Path],
+    data: str,
+    positions: tuple[int, ...] = (12, 44, 63, 69),
+) -> Case:
+    with np.load(V4_DATA / data) as file:
         longest = file["prompt_1"].tolist()
         golden = {
             "prompt_ids": longest,
@@ -98,7 +105,7 @@ def _v4(positions: tuple[int, ...] = (12, 44, 63, 69)) -> Case:
                 for number in range(2)
             ],
         }
-    return Case("deepseek_v4", "transformers 5.24.0", write_tiny_v4, golden)
+    return Case(name, reference, write, golden)
 
 
 CASES: list[Case] = [
@@ -106,5 +113,6 @@ CASES: list[Case] = [
     *_shaped("tiny_variants_golden.json"),
     *_published("tiny_published_golden.json"),
     *_deepseek("tiny_deepseek_golden.json"),
-    _v4(),
+    _v4("deepseek_v4", "transformers 5.24.0", write_tiny_v4, "golden.npz"),
+    _v4("deepseek_v41", "oracle of this repository", write_tiny_v41, "v41_golden.npz"),
 ]

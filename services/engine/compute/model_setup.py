@@ -17,7 +17,6 @@ from services.engine.compute.models.registry import runs_whole_rounds
 from services.engine.compute.numerics import TORCH_DTYPES
 from services.engine.compute.ranks.groups import LoneGroup
 from services.engine.contract.config import EngineConfig
-from services.engine.contract.deepseek_v4 import DeepseekV4Config
 from services.engine.contract.expert_placement import first_placement
 from services.engine.contract.model_config import ModelConfig
 from services.engine.contract.runner import ExpertShape
@@ -60,7 +59,7 @@ def choose_kernels(
             "dtype=float16: values inside gemma3 models exceed its range; use bfloat16 or float32"
         )
     if model.v4:
-        _check_v4(config, device, model.v4)
+        _check_v4(config, device, model)
     name = None
     if config.kernels != "torch" and whole_model and _fits_whole_rounds(config, model):
         sizes = (model.head_dim, config.block_size)
@@ -97,14 +96,15 @@ def _check_kv_dtype(config: EngineConfig) -> None:
         )
 
 
-def _check_v4(config: EngineConfig, device: torch.device, model: DeepseekV4Config) -> None:
-    """Refuse what DeepSeek V4 is not computed with."""
+def _check_v4(config: EngineConfig, device: torch.device, model: ModelConfig) -> None:
+    """Refuse what DeepSeek V4 and V4.1 are not computed with."""
+    name = model.architecture
     if config.dtype != "float32":
-        raise ConfigError(f"dtype={config.dtype}: not supported for deepseek_v4; use float32")
+        raise ConfigError(f"dtype={config.dtype}: not supported for {name}; use float32")
     if device.type != "cpu":
-        raise ConfigError(f"device={device.type}: not supported for deepseek_v4; use device=cpu")
+        raise ConfigError(f"device={device.type}: not supported for {name}; use device=cpu")
     try:
-        for layer in model.layers:
+        for layer in model.v4.layers if model.v4 else ():
             rows_per_block(layer.ratio or 1, config.block_size)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -1,4 +1,7 @@
-"""`DeepseekV4Config`: the shape of a DeepSeek V4 model, read from config.json and checked."""
+"""`DeepseekV4Config`: the shape of a DeepSeek V4 model, read from config.json and checked.
+
+`DeepseekSizes` is what it shares with V4.1 (`deepseek_v41.py`).
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -56,8 +59,8 @@ _COUNTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepseekV4Config:
-    """Sizes are numbers of elements.
+class DeepseekSizes:
+    """What V4 and V4.1 have in common. Sizes are numbers of elements.
 
     Raises:
         ModelFileError: the sizes do not fit together.
@@ -65,7 +68,6 @@ class DeepseekV4Config:
 
     vocab_size: int
     hidden_size: int
-    layers: tuple[V4Layer, ...]
     num_heads: int
     head_dim: int
     rope_dim: int
@@ -111,8 +113,6 @@ class DeepseekV4Config:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ModelFileError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if not self.layers:
-            raise ModelFileError("layers is empty: a model has at least one layer")
         self._check_heads()
         if self.top_k > self.num_experts:
             raise ModelFileError(
@@ -139,3 +139,19 @@ class DeepseekV4Config:
                 f"num_heads is {self.num_heads}, it must be a multiple of output_groups "
                 f"({self.output_groups})"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekV4Config(DeepseekSizes):
+    """Of DeepSeek V4.
+
+    Raises:
+        ModelFileError: the sizes do not fit together.
+    """
+
+    layers: tuple[V4Layer, ...]
+
+    def __post_init__(self) -> None:
+        DeepseekSizes.__post_init__(self)  # super() does not work in a class with slots
+        if not self.layers:
+            raise ModelFileError("layers is empty: a model has at least one layer")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from services.engine.contract.deepseek_v4 import DeepseekV4Config
+    from services.engine.contract.deepseek_v41 import DeepseekV41Config
 
 
 class ModelFileError(ValueError):
@@ -192,8 +193,8 @@ class ModelConfig:
     """Latent attention; `head_dim` is then the rotated part of a head."""
     mtp_layers: int = 0
     """Layers that draft tokens, as the configuration announces them; not among `num_layers`."""
-    v4: "DeepseekV4Config | None" = None
-    """All sizes of a DeepSeek V4; the other fields here repeat those that every model has."""
+    v4: "DeepseekV4Config | DeepseekV41Config | None" = None
+    """All sizes of a DeepSeek V4 or V4.1; other fields here repeat those that every model has."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

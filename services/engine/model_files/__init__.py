@@ -9,7 +9,8 @@ spm_*.py          SentencePiece tokenizers
 hf_*.py           Hugging Face folders: configuration (experts, rotary embeddings, windows),
                   tokenizer, chat template
 quantisation.py, compressed_tensors.py   how a folder's weights are quantised
-deepseek_v4.py    config.json of DeepSeek V4, which has keys of its own
+deepseek_v4.py, deepseek_v41.py   config.json of DeepSeek V4 and V4.1, which have keys of their own
+engram.py         primes and factors of V4.1's look-ups; engram_ids.py: its token ids
 template_check.py   refuses a chat template that cannot be compiled
 json_keys.py, file_errors.py   checked access to keys; errors name the file
 """

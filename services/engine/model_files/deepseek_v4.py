@@ -5,9 +5,11 @@ transformers writes the same facts as `layer_types` with `compress_rates`, `mlp_
 `partial_rotary_factor` and `rope_parameters` with the parts `main` and `compress`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from services.engine.contract.deepseek_v4 import DeepseekV4Config, LayerKind, V4Layer
+from services.engine.contract.deepseek_v41 import DeepseekV41Config
 from services.engine.contract.model_config import (
     ModelConfig,
     ModelFileError,
@@ -24,7 +26,7 @@ _KINDS: dict[str, LayerKind] = {
 _RATES = {"indexed": 4, "dense": 128}
 """Published ratios; a file may give others under `compress_rates`."""
 _OLD_RATE_KEYS = {"indexed": "compress_rate_csa", "dense": "compress_rate_hca"}
-_FIXED: dict[str, Any] = {
+FIXED: Mapping[str, Any] = {
     "hidden_act": "silu",
     "scoring_func": "sqrtsoftplus",
     "topk_method": "noaux_tc",
@@ -49,8 +51,13 @@ def v4_model_config(keys: Keys) -> ModelConfig:
         raise ModelFileError(
             f"{keys.where}: no layer compresses: a deepseek_v4 without history is not supported"
         )
+    return common_config(v4, "deepseek_v4")
+
+
+def common_config(v4: DeepseekV4Config | DeepseekV41Config, architecture: str) -> ModelConfig:
+    """What every model has of these."""
     return ModelConfig(
-        architecture="deepseek_v4",
+        architecture=architecture,
         vocab_size=v4.vocab_size,
         hidden_size=v4.hidden_size,
         num_layers=len(v4.layers),
@@ -83,45 +90,66 @@ def deepseek_v4_config(keys: Keys) -> DeepseekV4Config:
         ModelFileError: a key is missing, wrong or has a value that is not supported; the message
             names file and key.
     """
-    for name, wanted in _FIXED.items():
+    check_fixed(keys, "deepseek_v4", FIXED)
+    return DeepseekV4Config(layers=_layers(keys), **read_sizes(keys, "deepseek_v4"))
+
+
+def check_fixed(keys: Keys, architecture: str, fixed: Mapping[str, Any]) -> None:
+    """Check keys with one supported value.
+
+    Raises:
+        ModelFileError: one has another value.
+    """
+    for name, wanted in fixed.items():
         value = keys.get(name)
         if value is not None and (
             value != wanted or isinstance(value, bool) != isinstance(wanted, bool)
         ):
             raise ModelFileError(
-                f"{keys.where}: {name} {value!r} is not supported for deepseek_v4, only {wanted!r}"
+                f"{keys.where}: {name} {value!r} is not supported for {architecture}, only "
+                f"{wanted!r}"
             )
+
+
+def read_sizes(keys: Keys, architecture: str, *, eps: float = 1e-6) -> dict[str, Any]:
+    """The fields of `DeepseekSizes`.
+
+    Args:
+        eps: of norms, where the files do not say.
+
+    Raises:
+        ModelFileError: a key is missing or wrong.
+    """
     head_dim = keys.count("head_dim")
-    yarn = _compress_rope(keys)
-    return DeepseekV4Config(
-        vocab_size=keys.count("vocab_size"),
-        hidden_size=keys.count("hidden_size"),
-        layers=_layers(keys),
-        num_heads=keys.count("num_attention_heads"),
-        head_dim=head_dim,
-        rope_dim=_rope_dim(keys, head_dim),
-        query_rank=keys.count("q_lora_rank"),
-        output_groups=keys.count("o_groups"),
-        output_rank=keys.count("o_lora_rank"),
-        window=keys.count("sliding_window"),
-        index_heads=keys.count("index_n_heads"),
-        index_dim=keys.count("index_head_dim"),
-        index_top_k=keys.count("index_topk"),
-        num_experts=keys.count("n_routed_experts"),
-        top_k=keys.count("num_experts_per_tok"),
-        expert_size=keys.count("moe_intermediate_size"),
-        routed_scale=keys.number("routed_scaling_factor", 1.5),
-        swiglu_limit=keys.number("swiglu_limit", 10.0),
-        streams=keys.count("hc_mult", 4),
-        sinkhorn_steps=keys.count("hc_sinkhorn_iters", 20),
-        hyper_eps=keys.number("hc_eps", 1e-6),
-        rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
-        rope_theta=_theta(keys, "rope_theta", 10000.0),
-        compress_rope_theta=_theta(keys, "compress_rope_theta", 160000.0),
-        compress_rope=yarn,
-        max_position=_max_position(keys, yarn),
-        mtp_layers=keys.count("num_nextn_predict_layers", 0),
-    )
+    yarn = _compress_rope(keys, architecture)
+    return {
+        "vocab_size": keys.count("vocab_size"),
+        "hidden_size": keys.count("hidden_size"),
+        "num_heads": keys.count("num_attention_heads"),
+        "head_dim": head_dim,
+        "rope_dim": _rope_dim(keys, head_dim),
+        "query_rank": keys.count("q_lora_rank"),
+        "output_groups": keys.count("o_groups"),
+        "output_rank": keys.count("o_lora_rank"),
+        "window": keys.count("sliding_window"),
+        "index_heads": keys.count("index_n_heads"),
+        "index_dim": keys.count("index_head_dim"),
+        "index_top_k": keys.count("index_topk"),
+        "num_experts": keys.count("n_routed_experts"),
+        "top_k": keys.count("num_experts_per_tok"),
+        "expert_size": keys.count("moe_intermediate_size"),
+        "routed_scale": keys.number("routed_scaling_factor", 1.5),
+        "swiglu_limit": keys.number("swiglu_limit", 10.0),
+        "streams": keys.count("hc_mult", 4),
+        "sinkhorn_steps": keys.count("hc_sinkhorn_iters", 20),
+        "hyper_eps": keys.number("hc_eps", 1e-6),
+        "rms_norm_eps": keys.number("rms_norm_eps", eps),
+        "rope_theta": _theta(keys, "rope_theta", 10000.0),
+        "compress_rope_theta": _theta(keys, "compress_rope_theta", 160000.0),
+        "compress_rope": yarn,
+        "max_position": _max_position(keys, yarn),
+        "mtp_layers": keys.count("num_nextn_predict_layers", 0),
+    }
 
 
 def _layers(keys: Keys) -> tuple[V4Layer, ...]:
@@ -211,7 +239,7 @@ def _theta(keys: Keys, name: str, default: float) -> float:
     return theta
 
 
-def _compress_rope(keys: Keys) -> YarnRope | None:
+def _compress_rope(keys: Keys, architecture: str) -> YarnRope | None:
     """The scaling of compressed layers; YaRN's factor of the scores is never applied."""
     rope = keys.part("rope_scaling", "rope_parameters")
     rope = rope.part("compress") if "compress" in rope else rope
@@ -220,8 +248,8 @@ def _compress_rope(keys: Keys) -> YarnRope | None:
         return None
     if kind != "yarn":
         raise ModelFileError(
-            f"{rope.where}: rope_type {kind!r} is not supported for deepseek_v4, only 'yarn' and "
-            "'default'"
+            f"{rope.where}: rope_type {kind!r} is not supported for {architecture}, only 'yarn' "
+            "and 'default'"
         )
     factor = rope.number("factor")
     if factor < 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.engine.contract.model_config import ModelConfig, ModelFileError
 from services.engine.model_files.deepseek_v4 import v4_model_config
+from services.engine.model_files.deepseek_v41 import v41_model_config
 from services.engine.model_files.file_errors import naming_file
 from services.engine.model_files.hf_deepseek import DEEPSEEK, deepseek_config
 from services.engine.model_files.hf_experts import read_experts
@@ -30,6 +31,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "gemma3_text": "gemma3",
     **{name: name for name in DEEPSEEK},
     "deepseek_v4": "deepseek_v4",
+    "deepseek_v41": "deepseek_v41",
+    "deepseek_v41_text": "deepseek_v41",
 }
 """`ModelConfig.architecture` by `model_type`."""
 _WITHOUT_BIAS_KEYS = ("mistral", "qwen2", "mixtral", "phi3")
@@ -71,6 +74,8 @@ def folder_config(folder: Path) -> ModelConfig:
     with naming_file(path):
         if kind == "deepseek_v4":
             return v4_model_config(keys)
+        if kind == "deepseek_v41":
+            return v41_model_config(keys)
         return deepseek_config(keys, kind) if kind in DEEPSEEK else _config(keys, kind)
 
 

@@ -13,10 +13,15 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def folder_eos(folder: Path) -> tuple[int, ...]:
-    """All end-of-sequence ids; generation_config.json takes precedence over config.json."""
+    """All end-of-sequence ids; generation_config.json takes precedence over config.json, and there
+    the model's own key over that of its text part."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        value = read_json(path).get("eos_token_id") if path.exists() else None
+        keys = read_json(path) if path.exists() else {}
+        inner = keys.get("text_config")
+        value = keys.get("eos_token_id")
+        if value is None and isinstance(inner, dict):
+            value = inner.get("eos_token_id")
         if value is not None:
             return tuple(value) if isinstance(value, list) else (value,)
     return ()

@@ -9,6 +9,7 @@ from services.engine.compute.loader.source import NOT_DIGESTED, ModelSource, fil
 from services.engine.compute.loader.tensor_files import TensorFiles
 from services.engine.compute.models.weights import EMBEDDING, HEAD
 from services.engine.contract.model_config import ModelFileError
+from services.engine.model_files.engram_ids import with_token_ids
 from services.engine.model_files.hf_config import folder_config
 from services.engine.model_files.hf_folder import folder_eos, folder_text
 from services.engine.model_files.json_keys import read_json
@@ -32,7 +33,10 @@ def load_folder(folder: Path, name: str, *, digest: bool = True) -> ModelSource:
         ModelFileError: a file is missing, broken or not supported, or a tensor does not fit the
             configuration.
     """
-    config, quantisation = folder_config(folder), folder_quantisation(folder)
+    config, quantisation = (
+        with_token_ids(folder_config(folder), folder),
+        folder_quantisation(folder),
+    )
     files = weight_files(folder)
     stored = TensorFiles(files)
     if config.moe:

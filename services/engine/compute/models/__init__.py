@@ -11,6 +11,6 @@ latent_attention.py, indexer.py    attention of DeepSeek's layers
 mtp.py                             layers that draft tokens, which are kept and not run
 cache_tensors.py                   which tensors the KV cache consists of
 input_metadata.py, decode_rows.py  a round's rows: positions, slots, groups that attend together
-v4_modules/                        DeepSeek V4
+v4_modules/, v41_modules/          DeepSeek V4 and V4.1
 weights.py, expert_weights.py      named tensors, checked and packed; rows.py: embedding tables
 """

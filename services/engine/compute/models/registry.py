@@ -21,6 +21,8 @@ from services.engine.compute.models.kept_weights import KeptWeights
 from services.engine.compute.models.moe import RunExperts
 from services.engine.compute.models.mtp import KeptMtp, Part
 from services.engine.compute.models.v4_modules.model import V4Model
+from services.engine.compute.models.v41_modules.model import V41Model
+from services.engine.contract.deepseek_v41 import DeepseekV41Config
 from services.engine.contract.model_config import ModelConfig
 
 _ROUTED = Architecture(experts=Experts())
@@ -114,15 +116,10 @@ def make_model(
     """
     if config.v4 is not None:
         assert experts is not None, "DeepSeek V4 has experts in every layer"
-        return V4Model(
-            config.v4,
-            weights,
-            kernels,
-            experts,
-            block_size=block_size,
-            max_positions=max_positions,
-            mtp=mtp,
-        )
+        sizes = {"block_size": block_size, "max_positions": max_positions}
+        if isinstance(config.v4, DeepseekV41Config):
+            return V41Model(config.v4, weights, kernels, experts, **sizes)
+        return V4Model(config.v4, weights, kernels, experts, **sizes, mtp=mtp)
     if kernels.whole_rounds is not None:
         kept_weights = KeptWeights(kept)  # read while the next lines load what was compiled
         return FusedDecoder(

@@ -36,5 +36,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek_v3": DEEPSEEK,
     "deepseek_v32": DEEPSEEK,
     "deepseek_v4": DEEPSEEK_V4,
+    "deepseek_v41": DEEPSEEK_V4,
 }
 """By `ModelConfig.architecture`."""

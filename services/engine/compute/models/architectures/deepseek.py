@@ -1,6 +1,7 @@
 """DeepSeek-V3 (DeepSeek-AI 2024) and V3.2 (DeepSeek-AI 2025): latent attention, grouped experts.
 
-And the routed experts of V4: the rest of it is not made of a declaration, but by `v4_modules`.
+And the routed experts of V4 and V4.1: the rest of these is not made of a declaration, but by
+`v4_modules` and `v41_modules`.
 """
 
 from dataclasses import replace

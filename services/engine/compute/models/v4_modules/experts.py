@@ -13,7 +13,7 @@ from services.engine.compute.models.architectures.deepseek import V4_EXPERTS
 from services.engine.compute.models.expert_weights import stored_names
 from services.engine.compute.models.moe import RunExperts
 from services.engine.compute.models.weights import WeightReader
-from services.engine.contract.deepseek_v4 import DeepseekV4Config
+from services.engine.contract.deepseek_v4 import DeepseekSizes
 from services.engine.contract.model_config import ModelFileError
 
 
@@ -21,7 +21,7 @@ class BoundedMlp:
     """The shared expert: down(silu(min(gate(x), limit)) * clamp(up(x), ±limit))."""
 
     def __init__(
-        self, config: DeepseekV4Config, kernels: Kernels, reader: WeightReader, at: str
+        self, config: DeepseekSizes, kernels: Kernels, reader: WeightReader, at: str
     ) -> None:
         """Pack the weights of the expert whose tensors begin with `at`.
 
@@ -49,7 +49,7 @@ class V4FeedForward:
 
     def __init__(
         self,
-        config: DeepseekV4Config,
+        config: DeepseekSizes,
         kernels: Kernels,
         reader: WeightReader,
         layer: int,
@@ -97,7 +97,7 @@ class V4FeedForward:
         return self._experts(self._layer, x, ids, weights).add_(self._shared(x))
 
 
-def _read_table(config: DeepseekV4Config, reader: WeightReader, name: str) -> Tensor:
+def _read_table(config: DeepseekSizes, reader: WeightReader, name: str) -> Tensor:
     """Experts of each token id: [vocabulary, top_k] int64.
 
     Raises:

@@ -35,6 +35,16 @@ def add_up(terms: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def row_sums(x: Tensor) -> Tensor:
+    """Sums [...] over the last dimension of x [..., D], by halves: the order depends on D only."""
+    while (width := x.shape[-1]) > 1:
+        half = (width + 1) // 2
+        head, tail = x[..., :half].clone(), x[..., half:]
+        head[..., : width - half].add_(tail)
+        x = head
+    return x.squeeze(-1)
+
+
 def pool(values: Tensor, scores: Tensor) -> Tensor:
     """Sum [N, D] of values [N, slots, D], weighted with the softmax of their scores over the slots.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.interface import Kernels
 from services.engine.compute.models.v4_modules.fixed_order import add_up, by_vectors
 from services.engine.compute.models.weights import WeightReader
-from services.engine.contract.deepseek_v4 import DeepseekV4Config
+from services.engine.contract.deepseek_v4 import DeepseekSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Weights:
 
     def __init__(
         self,
-        config: DeepseekV4Config,
+        config: DeepseekSizes,
         kernels: Kernels,
         reader: WeightReader,
         at: str,
@@ -64,7 +64,7 @@ class HyperConnection:
     """One site: the attention or the feed-forward network of a layer."""
 
     def __init__(
-        self, config: DeepseekV4Config, kernels: Kernels, reader: WeightReader, at: str
+        self, config: DeepseekSizes, kernels: Kernels, reader: WeightReader, at: str
     ) -> None:
         """Read the tensors whose names begin with `at`.
 
@@ -98,7 +98,7 @@ class StreamHead:
     """Joins the streams to one row after the last layer."""
 
     def __init__(
-        self, config: DeepseekV4Config, kernels: Kernels, reader: WeightReader, at: str
+        self, config: DeepseekSizes, kernels: Kernels, reader: WeightReader, at: str
     ) -> None:
         """Read the tensors whose names begin with `at`.
 

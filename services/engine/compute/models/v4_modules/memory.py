@@ -97,7 +97,7 @@ def state_bytes(config: DeepseekV4Config, *, drafts: int = 0) -> int:
     )
 
 
-class _Part(NamedTuple):
+class StatePart(NamedTuple):
     """A float32 tensor within a request's state."""
 
     shape: tuple[int, ...]
@@ -113,11 +113,11 @@ class _Part(NamedTuple):
         return part.view(len(states), *self.shape)
 
 
-def _state_parts(config: DeepseekV4Config, layer: V4Layer, drafts: int) -> list[_Part]:
+def _state_parts(config: DeepseekV4Config, layer: V4Layer, drafts: int) -> list[StatePart]:
     """The window, then the rows of each compressor."""
-    parts = [_Part((ring_length(config.window, drafts), config.head_dim))]
+    parts = [StatePart((ring_length(config.window, drafts), config.head_dim))]
     for width in _entry_widths(config, layer):
-        parts.append(_Part((ring_length(layer.span, drafts), 2, row_width(layer, width))))
+        parts.append(StatePart((ring_length(layer.span, drafts), 2, row_width(layer, width))))
     return parts
 
 

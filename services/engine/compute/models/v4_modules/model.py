@@ -34,7 +34,27 @@ from services.engine.compute.models.v4_modules.round_plan import RoundPlan, plan
 from services.engine.compute.models.weights import WeightReader
 from services.engine.contract.deepseek_v4 import DeepseekV4Config
 from services.engine.contract.deepseek_v4 import V4Layer as LayerKind
-from services.engine.contract.runner import StateBlock
+from services.engine.contract.runner import SequenceMetadata, StateBlock
+
+
+def plan_v4(
+    config: DeepseekV4Config,
+    requests: Sequence[SequenceMetadata],
+    token_ids: Tensor,
+    *,
+    block_size: int,
+    drafts: int = 0,
+) -> RoundPlan:
+    """Lay out one round of a V4 model; see `plan_round`."""
+    spans = {layer.ratio: layer.span for layer in config.layers if layer.ratio}
+    return plan_round(
+        requests,
+        token_ids,
+        window=config.window,
+        spans=spans,
+        block_size=block_size,
+        drafts=drafts,
+    )
 
 
 class V4Layer:
@@ -194,7 +214,7 @@ class V4Model:
 
     def forward(self, data: InputMetadata, caches: Sequence[Tensor]) -> Tensor:
         """See Model."""
-        plan = plan_round(self.config, data.sequences, data.token_ids, block_size=self._block_size)
+        plan = plan_v4(self.config, data.sequences, data.token_ids, block_size=self._block_size)
         return self.compute(plan, layer_memories(self.config, self._states, caches))
 
     def compute(self, plan: RoundPlan, memories: Sequence[LayerMemory]) -> Tensor:

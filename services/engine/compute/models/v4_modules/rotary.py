@@ -9,11 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from services.engine.contract.deepseek_v4 import DeepseekV4Config
+from services.engine.contract.deepseek_v4 import DeepseekSizes
 from services.engine.contract.model_config import YarnRope
 
 
-def angles(config: DeepseekV4Config, num_positions: int, *, compressed: bool) -> Tensor:
+def angles(config: DeepseekSizes, num_positions: int, *, compressed: bool) -> Tensor:
     """Cosine and sine of each pair's angle: [positions, rope_dim / 2, 2] float32.
 
     Source: Su et al. 2021, equation 34.

@@ -5,14 +5,13 @@ request's ring, where position p is at p mod the ring's length, and rows of this
 Both are joined to one pool per layer, in which all indices of this module count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from services.engine.compute.models.cache_tensors import rows_per_block
-from services.engine.contract.deepseek_v4 import DeepseekV4Config, V4Layer
 from services.engine.contract.runner import SequenceMetadata
 
 
@@ -84,10 +83,11 @@ class RoundPlan:
 
 
 def plan_round(
-    config: DeepseekV4Config,
     requests: Sequence[SequenceMetadata],
     token_ids: Tensor,
     *,
+    window: int,
+    spans: Mapping[int, int],
     block_size: int,
     drafts: int = 0,
 ) -> RoundPlan:
@@ -96,21 +96,22 @@ def plan_round(
     Args:
         requests: in the order of the rows.
         token_ids: [T] int64; it has the tokens that `requests` do not know yet.
+        window: latest positions that every row attends to, itself included.
+        spans: by ratio of the layers: positions whose rows make one entry.
         block_size: positions of a history block; a multiple or a divisor of each ratio.
         drafts: positions that may be rejected after a round and computed again.
     """
-    lines = _Lines(requests)
-    seen = tuple(min(int(p) + 1, config.window) for p in lines.positions.tolist())
-    ratios = {layer.ratio: layer for layer in config.layers if layer.ratio}
+    lines = Lines(requests)
+    seen = tuple(min(int(p) + 1, window) for p in lines.positions.tolist())
     return RoundPlan(
         token_ids=token_ids,
         positions=lines.positions,
         requests=lines.requests,
-        ring=_ring(lines, config.window - 1, ring_length(config.window, drafts)),
-        window=lines.pool_rows(lines.requests, lines.positions, config.window)[0],
+        ring=plan_ring(lines, window, drafts),
+        window=lines.pool_rows(lines.requests, lines.positions, window)[0],
         seen=seen,
         entries={
-            ratio: _entries(lines, layer, block_size, drafts) for ratio, layer in ratios.items()
+            ratio: _entries(lines, ratio, span, block_size, drafts) for ratio, span in spans.items()
         },
     )
 
@@ -124,7 +125,7 @@ def ring_length(span: int, drafts: int) -> int:
     return span + drafts
 
 
-class _Lines:
+class Lines:
     """The requests of a round as tensors with one line each, and what both pools share."""
 
     def __init__(self, requests: Sequence[SequenceMetadata]) -> None:
@@ -152,7 +153,9 @@ class _Lines:
         return torch.where(since >= 0, fresh, (line + 1) * reach + since), missing
 
 
-def _ring(lines: _Lines, reach: int, length: int) -> RingPlan:
+def plan_ring(lines: Lines, span: int, drafts: int) -> RingPlan:
+    """The ring of which a round reads the last `span - 1` rows; see `ring_length`."""
+    reach, length = span - 1, ring_length(span, drafts)
     slots = torch.tensor([request.state_slot for request in lines.all])
     before = lines.starts.unsqueeze(1) + torch.arange(-reach, 0)
     ends = torch.tensor([request.seqlen_k for request in lines.all])
@@ -166,20 +169,13 @@ def _ring(lines: _Lines, reach: int, length: int) -> RingPlan:
     )
 
 
-def _entries(lines: _Lines, layer: V4Layer, block_size: int, drafts: int) -> EntryPlan:
-    ratio, span = layer.ratio, layer.span
-    per_block = rows_per_block(ratio, block_size)
+def _entries(lines: Lines, ratio: int, span: int, block_size: int, drafts: int) -> EntryPlan:
     last = ((lines.positions + 1) % ratio == 0).nonzero().flatten()
     ends, requests = lines.positions[last], lines.requests[last]
     index, missing = lines.pool_rows(requests, ends, span)
-    width = max(request.seqlen_k // ratio for request in lines.all)
-    tables = torch.zeros(len(lines.all), max(width, 1), dtype=torch.long)
-    for line, request in enumerate(lines.all):
-        for entry in range(request.seqlen_k // ratio):
-            block = request.block_table[((entry + 1) * ratio - 1) // block_size]
-            tables[line, entry] = block * per_block + entry % per_block
+    tables = _entry_tables(lines, ratio, block_size)
     return EntryPlan(
-        ring=_ring(lines, span - 1, ring_length(span, drafts)),
+        ring=plan_ring(lines, span, drafts),
         index=index,
         missing=missing,
         positions=ends + 1 - ratio,
@@ -188,3 +184,15 @@ def _entries(lines: _Lines, layer: V4Layer, block_size: int, drafts: int) -> Ent
         visible=tuple((int(p) + 1) // ratio for p in lines.positions.tolist()),
         phases=lines.positions % ratio,
     )
+
+
+def _entry_tables(lines: Lines, ratio: int, block_size: int) -> Tensor:
+    """[requests, entries] int64: where each request's entries are, counted over all blocks."""
+    per_block = rows_per_block(ratio, block_size)
+    width = max(request.seqlen_k // ratio for request in lines.all)
+    tables = torch.zeros(len(lines.all), max(width, 1), dtype=torch.long)
+    for line, request in enumerate(lines.all):
+        entries = torch.arange(request.seqlen_k // ratio)
+        blocks = torch.tensor(request.block_table)[((entries + 1) * ratio - 1) // block_size]
+        tables[line, : len(entries)] = blocks * per_block + entries % per_block
+    return tables

@@ -1,4 +1,4 @@
-"""DeepSeek V4 served by an engine: its state moves with requests, snapshots, forks and ranks."""
+"""DeepSeek V4 and V4.1 served by an engine: state moves with requests, snapshots, forks, ranks."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,8 @@ from services.engine.contract.sampling_params import SamplingParams
 from services.engine.offline.llm import LLM
 from services.engine.scheduling.scheduler import Scheduler
 from tests.doubles.tiny_v4 import KEYS, SLIDING, write_tiny_v4
+from tests.doubles.tiny_v41 import keys as v41_keys
+from tests.doubles.tiny_v41 import write_tiny_v41
 from tests.engine.compute.models.v4.conftest import Golden
 from tests.parity.cases import CASES
 from tests.parity.measure import LOGIT_PATHS, TOKEN_PATHS, measure
@@ -26,13 +28,21 @@ BLOCK = 16
 TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_v4(tmp_path_factory.mktemp("v4") / "model")
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        "v4": write_tiny_v4(tmp_path_factory.mktemp("v4") / "model"),
+        "v41": write_tiny_v41(tmp_path_factory.mktemp("v41") / "model"),
+    }
 
 
-def test_every_path_gives_what_transformers_computes(folder: Path) -> None:
-    (case,) = (case for case in CASES if case.name == "deepseek_v4")
+@pytest.fixture
+def folder(folders: dict[str, Path], family: str) -> Path:
+    return folders[family]
+
+
+def test_every_path_gives_what_the_reference_computes(folder: Path, family: str) -> None:
+    (case,) = (case for case in CASES if case.name == f"deepseek_{family}")
     rows = list(measure(case, folder))
     assert [row.path for row in rows if row.error is not None] == list(LOGIT_PATHS)
     assert max(row.error for row in rows if row.error is not None) <= 1e-4
@@ -102,26 +112,41 @@ def test_a_placement_of_experts_changes_nothing(folder: Path, golden: list[Golde
     assert torch.allclose(want, golden[0].logits[-1], atol=1e-4, rtol=0)
     info = runner.describe()
     assert info.experts is not None
-    assert (info.experts.num_layers, info.experts.num_slots) == (5, 12)
+    layers = runner._config.num_layers
+    assert (info.experts.num_layers, info.experts.num_slots) == (layers, 12)
     old = first_placement(info.experts, info.model_revision)
     moved = ExpertPlacement(1, tuple(row[5:] + row[:5] for row in old.phy2log), old.model_revision)
     while not runner.prepare_placement(moved):
         pass
     runner.apply_placement(1)
     assert torch.equal(_logits(runner, golden[0].prompt), want)
-    assert torch.tensor(runner.expert_loads()).sum(1).tolist() == [2 * 45 * 2] * 5
+    assert torch.tensor(runner.expert_loads()).sum(1).tolist() == [2 * 45 * 2] * layers
 
 
-def test_an_engine_knows_the_sizes_of_history_and_state(folder: Path) -> None:
+SIZES = {
+    "v4": (
+        8 * 16 * 5 + 8 * 2 * (2 * 16 + 2 * 8) * 2 + 8 * 2 * 16 * 2,
+        4 * (16 + 8) * 2 + 2 * 16 * 2,
+        "2xentry16per4/float32+2xentry16per8/float32+2xindex8per4/float32",
+    ),
+    # Nine windows, open groups of two layers, four tokens; two sources by two and one by one.
+    "v41": (
+        8 * 32 * 9 + 2 * 2 * 32 * 2 + 4,
+        (8 + 8 + 16) * (32 + 32),
+        "1xentry32/float32+2xentry32per2/float32+1xindex32/float32+2xindex32per2/float32",
+    ),
+}
+"""Elements of a slot and of a block of 16, and the layout."""
+
+
+def test_an_engine_knows_the_sizes_of_history_and_state(folder: Path, family: str) -> None:
     runner = ModelRunner(EngineConfig(model=str(folder), threads=1, block_size=BLOCK))
     info = runner.describe()
-    window, sparse, heavy = 8 * 16 * 5, 8 * 2 * (2 * 16 + 2 * 8) * 2, 8 * 2 * 16 * 2
+    state, block, layout = SIZES[family]
     assert info.state is not None
-    assert (info.state.nbytes, info.state.boundary) == (4 * (window + sparse + heavy), 1)
-    assert info.kv_bytes_per_block == 4 * (4 * (16 + 8) * 2 + 2 * 16 * 2)
-    assert info.kv_layout == (
-        "paged/2xentry16per4/float32+2xentry16per8/float32+2xindex8per4/float32"
-    )
+    assert (info.state.nbytes, info.state.boundary) == (4 * state, 1)
+    assert info.kv_bytes_per_block == 4 * block
+    assert info.kv_layout == f"paged/{layout}"
     assert not info.bit_identical
     assert runner.profile_kv_bytes(16, 2) > 0
     assert not len(runner._model._states), "slots of the measurement stay allocated"
@@ -135,37 +160,57 @@ def test_an_engine_knows_the_sizes_of_history_and_state(folder: Path) -> None:
     ("fields", "message"),
     [
         ({"tensor_parallel": 2}, "tensor_parallel=2: .* split by expert_parallel"),
-        ({"dtype": "int8"}, "dtype=int8: not supported for deepseek_v4"),
-        ({"dtype": "bfloat16"}, "dtype=bfloat16: not supported for deepseek_v4; use float32"),
-        ({"dtype": "float16"}, "dtype=float16: not supported for deepseek_v4"),
-        ({"block_size": 12}, "block_size is 12, it must be a multiple or a divisor of 8"),
+        ({"dtype": "int8"}, "dtype=int8: not supported for deepseek_{family}"),
+        ({"dtype": "bfloat16"}, "dtype=bfloat16: not supported for deepseek_{family}; use float32"),
+        ({"dtype": "float16"}, "dtype=float16: not supported for deepseek_{family}"),
+        ({"block_size": 3}, "block_size is 3, it must be a multiple or a divisor of {ratio}"),
     ],
     ids=str,
 )
 def test_options_that_do_not_fit_are_refused(
-    folder: Path, fields: dict[str, Any], message: str
+    folder: Path, family: str, fields: dict[str, Any], message: str
 ) -> None:
     config = EngineConfig(model=str(folder), **fields)
+    message = message.format(family=family, ratio={"v4": 4, "v41": 2}[family])
     with pytest.raises(ConfigError, match=message):
         ModelRunner(config, partition=Shard(0, 2) if "tensor_parallel" in fields else None)
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        ({"layer_types": [SLIDING] * 5}, "config.json: no layer compresses"),
-        ({"n_shared_experts": 2}, "n_shared_experts 2 is not supported for deepseek_v4"),
-        ({"n_routed_experts": 7}, "expert 7 is beyond the 7 of config.json"),
-        ({"moe_intermediate_size": 24}, "layers.0.ffn.experts.0.w1.weight' .*has shape"),
-    ],
-    ids=str,
-)
+MOE = "layers.0.ffn.experts.0.w1.weight' .*has shape"
+BROKEN = [
+    ("v4", {"layer_types": [SLIDING] * 5}, "config.json: no layer compresses"),
+    ("v4", {"n_shared_experts": 2}, "n_shared_experts 2 is not supported for deepseek_v4"),
+    ("v4", {"n_routed_experts": 7}, "expert 7 is beyond the 7 of config.json"),
+    ("v4", {"moe_intermediate_size": 24}, MOE),
+    ("v41", {"gate_temp": 2}, "gate_temp 2 is not supported for deepseek_v41"),
+    ("v41", {"n_routed_experts": 7}, "expert 7 is beyond the 7 of config.json"),
+    ("v41", {"moe_intermediate_size": 24}, MOE),
+    ("v41", {"engram_head_dim": 4}, r"layers.1.engram.embed.weight' .*has shape \(.*, 8\)"),
+    (
+        "v41",
+        {"engram_compressed_vocab_size": 70},
+        "tokenizer.json: the texts of its tokens have 69 forms, but .* 70",
+    ),
+]
+
+
+@pytest.mark.parametrize(("own", "edit", "message"), BROKEN, ids=str)
 def test_files_that_cannot_be_served(
-    tmp_path: Path, folder: Path, edit: dict[str, Any], message: str
+    tmp_path: Path, folders: dict[str, Path], own: str, edit: dict[str, Any], message: str
 ) -> None:
-    for path in folder.iterdir():
+    for path in folders[own].iterdir():
         if path.name != "config.json":
             (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "config.json").write_text(json.dumps(KEYS | edit), encoding="utf-8")
+    keys = KEYS | edit if own == "v4" else v41_keys(**edit)
+    (tmp_path / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     with pytest.raises(ModelFileError, match=message):
+        ModelRunner(EngineConfig(model=str(tmp_path)))
+
+
+def test_a_model_that_looks_up_tokens_needs_their_texts(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(folders["v41"] / name)
+    with pytest.raises(ModelFileError, match=r"tokenizer.json: needed for look-ups"):
         ModelRunner(EngineConfig(model=str(tmp_path)))

@@ -7,7 +7,7 @@ import torch
 
 from services.engine.compute.models.cache_tensors import block_bytes, layout_name
 from services.engine.compute.models.v4_modules.memory import cache_tensors, state_bytes
-from services.engine.compute.models.v4_modules.round_plan import plan_round
+from services.engine.compute.models.v4_modules.model import plan_v4
 from services.engine.contract.deepseek_v4 import DeepseekV4Config
 from services.engine.contract.runner import SequenceMetadata
 from tests.doubles.tiny_v4 import tiny_config
@@ -55,7 +55,7 @@ def test_the_history_grows_with_the_positions(flash: DeepseekV4Config):
 def test_an_entry_is_in_the_block_of_its_last_position(block_size: int, blocks: int):
     table = tuple(range(10, 10 + blocks))
     rows = [SequenceMetadata(0, 0, (1,) * 32, None, table, sample=True, state_slot=1)]
-    plan = plan_round(tiny_config(), rows, torch.ones(32), block_size=block_size)
+    plan = plan_v4(tiny_config(), rows, torch.ones(32), block_size=block_size)
     for ratio, entries in plan.entries.items():
         per_block = max(1, block_size // ratio)
         found = [slot // per_block for slot in entries.slots.tolist()]
@@ -65,11 +65,11 @@ def test_an_entry_is_in_the_block_of_its_last_position(block_size: int, blocks: 
 
 def test_a_copied_slot_is_whole_and_touches_no_other():
     memory = V4Memory(tiny_config(), num_blocks=4, block_size=16, num_slots=4)
-    for layer in memory.layers:
+    for layer in memory.views:
         for tensor in layer.states:
             tensor.add_(torch.arange(4.0).view(4, *(1,) * (tensor.dim() - 1)))
     memory.states.copy([(1, 2), (3, 1)])
-    for layer in memory.layers:
+    for layer in memory.views:
         assert len(layer.states) == 1 + (layer.main is not None) + (layer.index is not None)
         for tensor in layer.states:
             assert [set(part.flatten().tolist()) for part in tensor] == [{0}, {3}, {1}, {3}]

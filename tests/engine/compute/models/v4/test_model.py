@@ -1,4 +1,4 @@
-"""DeepSeek V4 against transformers (make_golden.py): whole, cut, decoded, batched, restarted."""
+"""DeepSeek V4 and V4.1 against their references: whole, cut, decoded, batched, restarted."""
 
 import random
 
@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from services.engine.compute.models.v4_modules.model import V4Model
+from services.engine.compute.models.v41_modules.model import V41Model
 from tests.doubles.v4_driver import V4Driver
 from tests.engine.compute.models.v4.conftest import Golden
 
 ERROR = 1e-4
+Model = V4Model | V41Model
 
 
 def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -19,15 +21,15 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("size", [13, 100])
-def test_logits_equal_those_of_transformers(
-    size: int, block_size: int, model: V4Model, golden: list[Golden]
+def test_logits_equal_those_of_the_reference(
+    size: int, block_size: int, model: Model, golden: list[Golden]
 ) -> None:
     driver = V4Driver(model, block_size=block_size)
     for prompt, logits, _ in golden:
         assert_close(driver.in_chunks(driver.open(), prompt, size), logits)
 
 
-def test_logits_of_a_prompt_token_by_token(model: V4Model, golden: list[Golden]) -> None:
+def test_logits_of_a_prompt_token_by_token(model: Model, golden: list[Golden]) -> None:
     driver = V4Driver(model)
     prompts = [(driver.open(), one.prompt[:20]) for one in golden]
     for at in range(20):
@@ -36,15 +38,13 @@ def test_logits_of_a_prompt_token_by_token(model: V4Model, golden: list[Golden])
             assert_close(logits[0], one.logits[at])
 
 
-def test_the_deterministic_kernels_give_the_same_logits(
-    tiled: V4Model, golden: list[Golden]
-) -> None:
+def test_the_deterministic_kernels_give_the_same_logits(tiled: Model, golden: list[Golden]) -> None:
     driver = V4Driver(tiled)
     prompt, logits, _ = golden[0]
     assert_close(driver.run((driver.open(), prompt))[0], logits)
 
 
-def test_a_prompt_may_be_cut_anywhere(model: V4Model, golden: list[Golden]) -> None:
+def test_a_prompt_may_be_cut_anywhere(model: Model, golden: list[Golden]) -> None:
     """Every cut is a request of its own; all of them share the two rounds."""
     prompt, logits, _ = golden[0]
     cuts = range(1, 40)
@@ -57,8 +57,8 @@ def test_a_prompt_may_be_cut_anywhere(model: V4Model, golden: list[Golden]) -> N
         assert_close(tail, logits[cut:])
 
 
-def test_greedy_tokens_equal_those_of_transformers_in_a_batch(
-    model: V4Model, golden: list[Golden]
+def test_greedy_tokens_equal_those_of_the_reference_in_a_batch(
+    model: Model, golden: list[Golden]
 ) -> None:
     """The first request decodes while the prompt of the second is still computed in chunks."""
     driver = V4Driver(model)
@@ -79,7 +79,7 @@ def test_greedy_tokens_equal_those_of_transformers_in_a_batch(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_rounds_of_several_requests(seed: int, model: V4Model, golden: list[Golden]) -> None:
+def test_random_rounds_of_several_requests(seed: int, model: Model, golden: list[Golden]) -> None:
     draw = random.Random(seed)
     driver = V4Driver(model, block_size=draw.choice((4, 8, 16)), drafts=2, num_blocks=200)
     running = [(driver.open(), golden[draw.randrange(2)]) for _ in range(5)]
@@ -99,7 +99,7 @@ def test_random_rounds_of_several_requests(seed: int, model: V4Model, golden: li
         running = [item for item in running if item[0].start < len(item[1].prompt)]
 
 
-def test_a_row_has_equal_bits_in_any_company(tiled: V4Model, golden: list[Golden]) -> None:
+def test_a_row_has_equal_bits_in_any_company(tiled: Model, golden: list[Golden]) -> None:
     prompt, other = golden[0].prompt, golden[1].prompt
     driver = V4Driver(tiled)
     want = driver.run((driver.open(), prompt))[0]
@@ -115,7 +115,7 @@ def test_a_row_has_equal_bits_in_any_company(tiled: V4Model, golden: list[Golden
     assert torch.equal(torch.cat(found), want)
 
 
-def test_decoding_has_the_bits_of_a_prompt(tiled: V4Model, golden: list[Golden]) -> None:
+def test_decoding_has_the_bits_of_a_prompt(tiled: Model, golden: list[Golden]) -> None:
     prompt = golden[0].prompt[:28]
     driver = V4Driver(tiled)
     want = driver.run((driver.open(), prompt))[0]
@@ -127,7 +127,7 @@ def test_decoding_has_the_bits_of_a_prompt(tiled: V4Model, golden: list[Golden])
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_prefix_hit_restarts_from_history_and_a_snapshot(
-    blocks: int, tiled: V4Model, golden: list[Golden]
+    blocks: int, tiled: Model, golden: list[Golden]
 ) -> None:
     prompt = golden[0].prompt
     driver = V4Driver(tiled)
@@ -139,7 +139,7 @@ def test_a_prefix_hit_restarts_from_history_and_a_snapshot(
     assert_close(want, golden[0].logits[16 * blocks :])
 
 
-def test_rejected_positions_are_computed_again(tiled: V4Model, golden: list[Golden]) -> None:
+def test_rejected_positions_are_computed_again(tiled: Model, golden: list[Golden]) -> None:
     drafts, prompt = 3, golden[0].prompt[:25]
     driver = V4Driver(tiled, drafts=drafts)
     want = driver.run((driver.open(), prompt))[0]

@@ -1,6 +1,7 @@
 """Engram: rows of a large table, found by hashing the last tokens, added to the streams."""
 
 import functools
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -11,19 +12,16 @@ from torch import Tensor
 from tests.engine.compute.models.v41_oracle.shape import Shape
 from tests.engine.compute.models.v41_oracle.weights import Weights
 
-_LONE_SPACE = "\x00 "
-
 
 def normalised(text: str) -> str:
     """What of a token's text counts: no accents, no case, whitespace as one space, none around.
 
-    A token that is nothing but one space keeps it.
+    A text that is nothing but whitespace is one space.
     """
-    if text == " ":
-        return _LONE_SPACE
     text = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text))
     text = "".join(char for char in text if unicodedata.category(char) != "Mn").lower()
-    return " ".join(text.split())
+    text = re.sub("[ \t\r\n]+", " ", text)
+    return text if text == " " else text.strip()
 
 
 def compressed_ids(texts: Sequence[str], raw: Sequence[str]) -> list[int]:
@@ -33,10 +31,10 @@ def compressed_ids(texts: Sequence[str], raw: Sequence[str]) -> list[int]:
         texts: decoded text of each token.
         raw: its form in the vocabulary, the key where the text has a replacement character.
     """
-    known: dict[tuple[bool, str], int] = {}
+    known: dict[str, int] = {}
     found = []
     for text, own in zip(texts, raw, strict=True):
-        key = (True, own) if "\ufffd" in text else (False, normalised(text) or text)
+        key = own if "\ufffd" in text else normalised(text) or text
         found.append(known.setdefault(key, len(known)))
     return found
 
