@@ -87,6 +87,10 @@ class Request:
     start: int = 0
     written: int = 0
     """Positions that any round has written, rejected ones included."""
+    replay: dict[str, Any] = field(default_factory=dict)
+    """Fields of SequenceMetadata, after a replay."""
+    earlier: tuple[int, ...] = ()
+    """Tokens before replayed positions, for the next round."""
 
 
 @dataclass
@@ -130,6 +134,20 @@ class V4Driver:
         self.memory.states.copy([(source.slot, target.slot)])
         return target
 
+    def restart_by_replay(self, source: Request, tokens: list[int], hit: int) -> Request:
+        """A request on a prefix hit of `hit` positions that has no snapshot: V4.1 only.
+
+        Args:
+            tokens: the source's.
+        """
+        target = self.open()
+        blocks = hit // self.block_size
+        target.blocks = source.blocks[:blocks] + target.blocks[blocks:]
+        target.start = start = hit - min(self.model.config.window, hit)
+        target.replay = {"state_from": start, "history_from": hit}
+        target.earlier = tuple(tokens[max(0, start - 3) : start])
+        return target
+
     def run(self, *parts: tuple[Request, list[int]]) -> list[Tensor]:
         """One round: logits [tokens, vocabulary] of each request."""
         rows = [
@@ -141,12 +159,15 @@ class V4Driver:
                 request.blocks,
                 sample=True,
                 state_slot=request.slot,
+                earlier_tokens=request.earlier,
+                **request.replay,
             )
             for number, (request, tokens) in enumerate(parts)
         ]
         ids = torch.tensor([token for _, tokens in parts for token in tokens])
         logits = self.model.logits(self._compute(rows, ids))
         for request, tokens in parts:
+            request.earlier = ()
             request.start += len(tokens)
             request.written = max(request.written, request.start)
         return list(logits.split([len(tokens) for _, tokens in parts]))

@@ -44,6 +44,7 @@ from services.engine.contract.runner import (
     SamplerOutput,
     SamplingRow,
     SequenceMetadata,
+    StateBlock,
 )
 from services.engine.contract.sampling_params import SamplingParams
 
@@ -351,6 +352,26 @@ class ModelRunner:
             entries += token_logprobs(logits, own.targets[part], own.top)
         return tuple(entries)
 
+    def _state(self, config: EngineConfig) -> StateBlock | None:
+        """What a sequence keeps beside its blocks, and how a hit brings it back.
+
+        Raises:
+            ConfigError: the model cannot rebuild its state as the option demands.
+        """
+        model = self._model
+        replay = model.state_replay if isinstance(model, StatefulModel) else None
+        if config.bounded_replay and replay is None:
+            raise ConfigError(
+                f"bounded_replay=true: not supported for {self._config.architecture}, only for "
+                "deepseek_v41; use bounded_replay=false"
+            )
+        if not isinstance(model, StatefulModel):
+            return None
+        state = model.state_block
+        if not config.bounded_replay or replay is None:
+            return state
+        return StateBlock(state.nbytes, replay.boundary, replay)
+
     def _allocated_states(self) -> StateCache:
         if self._states is None:
             raise RuntimeError(f"model {self._info.model} has no state slots: it declares no state")
@@ -379,7 +400,7 @@ class ModelRunner:
             revision=source.revision,
             dtype=config.dtype,
             quantisation=source.quantisation,
-            kernels=f"{kernels}-{config.block_size}" if self._whole_rounds else kernels,
+            kernels=_kernels_label(config, kernels, whole_rounds=self._whole_rounds),
             torch=torch.__version__,
             hardware=hardware_name(self._device),
             threads=0 if self._whole_rounds else torch.get_num_threads(),
@@ -400,5 +421,11 @@ class ModelRunner:
             experts=self._experts.shape if self._experts else None,
             bit_identical=config.deterministic or self._whole_rounds,
             window=window_of_all_layers(model),
-            state=self._model.state_block if isinstance(self._model, StatefulModel) else None,
+            state=self._state(config),
         )
+
+
+def _kernels_label(config: EngineConfig, kernels: str, *, whole_rounds: bool) -> str:
+    """What computes, for `Numerics`: block size and replays change results too."""
+    label = f"{kernels}-{config.block_size}" if whole_rounds else kernels
+    return f"{label}-replay" if config.bounded_replay else label

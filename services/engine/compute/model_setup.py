@@ -58,6 +58,11 @@ def choose_kernels(
         raise ConfigError(
             "dtype=float16: values inside gemma3 models exceed its range; use bfloat16 or float32"
         )
+    if config.bounded_replay and config.deterministic:
+        raise ConfigError(
+            "bounded_replay=true: tokens would depend on what is cached, which deterministic=true "
+            "rules out; use one of them"
+        )
     if model.v4:
         _check_v4(config, device, model)
     name = None

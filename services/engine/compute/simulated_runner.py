@@ -7,7 +7,8 @@ as it would with keys and values.
 With `window`, a cell holds a checksum of its token and of the cells in the window before it, as a
 key of a sliding layer depends on those that its row attended to. With `state_boundary`, each
 sequence also has a slot with a checksum of its tokens, which is mixed into the next token: a wrong
-snapshot, a slot that was not cleared or a slot that two sequences use changes tokens.
+snapshot, a slot that was not cleared or a slot that two sequences use changes tokens. With
+`state_replay` too, the checksum comes back from the blocks where a replay begins.
 """
 
 import time
@@ -30,11 +31,13 @@ from services.engine.contract.runner import (
     SamplingRow,
     SequenceMetadata,
     StateBlock,
+    StateReplay,
 )
 
 _KV_BYTES_PER_TOKEN = 64
 _UNWRITTEN = 2**32 - 1
 _STATE_BYTES = 256
+_LOOK_BACK = 3
 _STATE_SALT = 0x9E3779B9
 """Mixed into a state, so that it differs from the checksum of the same tokens in blocks."""
 
@@ -61,11 +64,16 @@ class SimulatedModel:
     """Positions that a row attends to, its own included; 0 for all."""
     state_boundary: int = 0
     """Positions between two boundaries of the fixed-size state; 0 for a model without state."""
+    state_replay: int = 0
+    """Positions that rebuild the state (`StateReplay`); 0: a hit needs a snapshot."""
 
     @property
     def state(self) -> StateBlock | None:
         """The declaration of the state; None without."""
-        return StateBlock(_STATE_BYTES, self.state_boundary) if self.state_boundary else None
+        if not self.state_boundary:
+            return None
+        replay = StateReplay(self.state_replay, self.state_boundary, _LOOK_BACK)
+        return StateBlock(_STATE_BYTES, self.state_boundary, replay if self.state_replay else None)
 
     def checksum(self, token_ids: Sequence[int]) -> int:
         """What the next token follows from, computed from the whole history without blocks."""
@@ -248,10 +256,23 @@ class SimulatedRunner:
             if self._model.window:
                 first = max(0, position - self._model.window + 1)
                 cell = _window_cell(token_id, self._read(meta, first, position))
-            self._cells[self._cell_of(meta, position)] = cell
+            if position < meta.history_from:
+                found = self._cells[self._cell_of(meta, position)]
+                assert found == cell, f"position {position} of the cached history is another one"
+            else:
+                self._cells[self._cell_of(meta, position)] = cell
         if self._model.state_boundary:
             assert meta.state_slot != 0, "slot 0 is reserved for padding"
+            if meta.state_from and meta.start == meta.state_from:
+                self._rebuild_state(meta)
             self._states[meta.state_slot] = _next_state(self._states[meta.state_slot], ids)
+
+    def _rebuild_state(self, meta: SequenceMetadata) -> None:
+        """Bring the state back from the history, exactly, which a real model cannot."""
+        assert self._states[meta.state_slot] == 0, "a replay begins with a slot of zeros"
+        before = self._read(meta, 0, meta.start)
+        assert meta.earlier_tokens == tuple(before[-_LOOK_BACK:]), "wrong tokens before a replay"
+        self._states[meta.state_slot] = _next_state(0, before)
 
     def _count(self, token_ids: Sequence[int]) -> None:
         if self._model.experts:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from services.engine.contract.runner import StateBlock
+from services.engine.contract.runner import StateBlock, StateReplay
 
 
 @runtime_checkable
@@ -20,6 +20,10 @@ class StatefulModel(Protocol):
     @property
     def state_block(self) -> StateBlock:
         """Size and boundary of the state of one sequence."""
+
+    @property
+    def state_replay(self) -> StateReplay | None:
+        """How the state is rebuilt without a snapshot; None if it cannot be."""
 
     def use_states(self, slots: Tensor) -> None:
         """Keep the slots, uint8 [slots, bytes], for `forward`; `SequenceMetadata.state_slot` is a

@@ -55,6 +55,11 @@ class EngineConfig:
         "kv_memory and at least one",
         low=0,
     )
+    bounded_replay: bool = setting(
+        False,
+        "a cached prefix restarts by computing its last window again, not from a snapshot: less "
+        "memory, slightly other logits; for deepseek_v41, not with deterministic",
+    )
     max_num_seqs: int = setting(64, "sequences running at once", low=1, high=4096)
     max_num_batched_tokens: int = setting(
         512, "positions computed in one round, all sequences together", unit="tokens", low=1

@@ -39,10 +39,18 @@ class SequenceMetadata(msgspec.Struct, frozen=True):
     position predicts; None if the prompt ends there."""
     num_prompt_top_logprobs: int = 0
     """With prompt_logprobs_from: number of likeliest alternatives to return per position."""
+    state_from: int = 0
+    """First position that the state knows of, other than 0 after a replay (`StateReplay`): rows
+    attend to no window before it."""
+    history_from: int = 0
+    """Positions before it are in the blocks already: the round does not write their history."""
+    earlier_tokens: tuple[int, ...] = ()
+    """In the round that starts at a `state_from` above 0: the tokens before it, at most
+    `StateReplay.look_back`."""
     state_slot: int = 0
     """Slot of the sequence's fixed-size state, for models that declare a `StateBlock`; 0 for other
     models. When the forward begins, the slot holds the state after positions 0 to start - 1: zeros
-    if start is 0. When it ends, it must hold the state after position seqlen_k - 1."""
+    if start is 0 or `state_from`. When it ends, it holds the state after position seqlen_k - 1."""
 
     @property
     def seqlen_q(self) -> int:
@@ -104,6 +112,22 @@ class SamplerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class StateReplay:
+    """How state is rebuilt from cached history without a snapshot (bounded replay).
+
+    The last `positions` of the history are computed again from a slot of zeros. They write no
+    history, and nothing is sampled from them. What follows differs a little from what an uncut
+    prompt gives: the first of them lack what was before.
+    """
+
+    positions: int
+    boundary: int
+    """History can be continued after a multiple of this many positions."""
+    look_back: int
+    """Tokens before the replayed positions that the model reads."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateBlock:
     """The fixed-size state of one sequence, as a model declares it: e.g. a ring of window keys and
     the open rows of compressors. It is beside the history in blocks, which grows.
@@ -125,6 +149,8 @@ class StateBlock:
     positions the state would depend on more than its slot, e.g. on an open group of a compressor
     that is not kept. 1 if every position will do. Snapshots are taken where it coincides with the
     end of a block."""
+    replay: StateReplay | None = None
+    """Instead of snapshots: how a hit rebuilds the state. None: a hit needs a snapshot."""
 
     def __post_init__(self) -> None:
         if self.nbytes < 1 or self.boundary < 1:

@@ -63,7 +63,7 @@ def engine_info(
         eos_token_ids=ready.info.eos_token_ids,
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
-        needs_state=ready.info.state is not None,
+        needs_state=ready.info.state is not None and ready.info.state.replay is None,
     )
 
 

@@ -7,7 +7,7 @@ Two declarations of a model change what a sequence holds. With a window, blocks 
 leave the table, which has 0 there; their content stays reusable until it is evicted, and a prefix
 is usable if the blocks in the window before its end are cached. With fixed-size state, a sequence
 also gets a slot (`StateSlots`), together with its blocks or not at all; a prefix is usable up to a
-block at whose end there is a snapshot.
+block at whose end there is a snapshot, or, with `StateReplay`, without one.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from services.common.block_hash import BlockHash, hash_block
 from services.engine.contract.messages import CacheEvent, StoredBlocks
-from services.engine.contract.runner import StateBlock
+from services.engine.contract.runner import StateBlock, StateReplay
 from services.engine.scheduling.blocks import Blocks
 from services.engine.scheduling.cache_events import CacheEvents
 from services.engine.scheduling.sequence import Sequence
@@ -44,6 +44,8 @@ class _Hit(NamedTuple):
     """The snapshot at its end; None without state."""
     snapshot_at: int = 0
     """A later boundary to which the cache holds the history but no snapshot; 0 if none."""
+    replayed: int = 0
+    """Its last positions that are computed again, for want of snapshots."""
 
 
 _MISS = _Hit([])
@@ -70,7 +72,7 @@ class BlockManager:
         self._events = CacheEvents()
         self.states: StateSlots | None = None
         if state is not None:
-            self.states = StateSlots(num_states, state.boundary, block_size, self._events)
+            self.states = StateSlots(num_states, state, block_size, self._events)
         self.blocks = Blocks(
             num_blocks,
             self._events,
@@ -120,7 +122,8 @@ class BlockManager:
             if allocation is not None:
                 return allocation
             hits = self._match(seq, most=len(hits) - 1).blocks
-        return self._allocate(seq, hits, None, len(hits) * self.block_size, headroom, hit)
+        num_computed = len(hits) * self.block_size - hit.replayed
+        return self._allocate(seq, hits, None, num_computed, headroom, hit)
 
     def shares_prompt(self, parent: Sequence) -> bool:
         """Whether `try_fork_seq` can share the prompt of a sequence that has submitted it.
@@ -260,6 +263,8 @@ class BlockManager:
         """Whether the state after the first `end` positions is worth a snapshot."""
         if self.states is None or end % self.states.stride or not self._caches(seq):
             return False
+        if self.states.replay:
+            return False
         blocks = end // self.block_size
         if end > len(seq.tokens):
             return True  # the last token is in flight, so the content is not known yet
@@ -267,7 +272,7 @@ class BlockManager:
 
     def cut_chunk(self, seq: Sequence, count: int) -> int:
         """Positions of a chunk of at most `count`; see `StateSlots.cut_chunk`."""
-        if self.states is None or not self._caches(seq):
+        if self.states is None or self.states.replay or not self._caches(seq):
             return count
         return self.states.cut_chunk(seq, count)
 
@@ -350,7 +355,18 @@ class BlockManager:
             if block is None:
                 break
             hits.append(block)
-        return _Hit(hits) if self.states is None else self._with_snapshot(hits, hashes, length)
+        if self.states is None:
+            return _Hit(hits)
+        if self.states.replay:
+            return self._with_replay(hits, self.states.replay, length)
+        return self._with_snapshot(hits, hashes, length)
+
+    def _with_replay(self, hits: list[int], replay: StateReplay, length: int) -> _Hit:
+        """The longest cached history that can be continued; its end is computed again."""
+        assert self.states is not None, "a model without state"
+        stride, size = self.states.stride, self.block_size
+        end = min(len(hits) * size // stride * stride, self.states.last_boundary(length))
+        return _Hit(hits[: end // size], replayed=min(replay.positions, end))
 
     def _with_snapshot(self, hits: list[int], hashes: list[BlockHash], length: int) -> _Hit:
         """The longest prefix of the cached history that ends with a snapshot."""
@@ -385,6 +401,8 @@ class BlockManager:
             self.blocks.share(block)
         if states:
             seq.set_state(states.start(hit.snapshot), hit.snapshot_at)
+            if hit.replayed and states.replay:
+                seq.set_replay(num_computed, hit.replayed, states.replay.look_back)
         new = [self.blocks.take() for _ in range(num_new)]
         num_registered = len(shared) if self._caches(seq) else 0
         seq.allocate((*shared, *new), self.block_size, num_computed, num_registered, released)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from services.common.config.settings import ConfigError
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.memory_size import parse_size
-from services.engine.contract.runner import RunnerInfo
+from services.engine.contract.runner import RunnerInfo, StateBlock
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.scheduler_outputs import NO_STATE_WORK, StateWork
 from services.engine.scheduling.sequence import Request, Sequence
@@ -65,7 +65,7 @@ class KVCacheManager:
                 f"max_model_len: {longest} is more than the model's {info.max_model_len}"
             )
         nbytes = info.state.nbytes if info.state else 0
-        states = _states_wanted(config) if nbytes else 0
+        states = _states_wanted(config, info.state) if info.state else 0
         if config.num_blocks:
             return cls(
                 config.num_blocks,
@@ -151,12 +151,12 @@ def check_kinds(info: RunnerInfo) -> None:
         )
 
 
-def _states_wanted(config: EngineConfig) -> int:
+def _states_wanted(config: EngineConfig, state: StateBlock) -> int:
     """Slots of state: one per running sequence and as many for snapshots, if not configured."""
     if config.state_slots:
         return config.state_slots
     running = min(config.max_num_seqs, config.max_num_batched_tokens)
-    return 2 * running if config.prefix_cache else running
+    return 2 * running if config.prefix_cache and not state.replay else running
 
 
 def kv_budget(text: str, free_bytes: int) -> int:

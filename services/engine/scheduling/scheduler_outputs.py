@@ -144,6 +144,9 @@ class RoundBuilder:
                 prev_row,
                 seq.block_table,
                 sample,
+                state_from=seq.state_from,
+                history_from=seq.history_from,
+                earlier_tokens=seq.earlier_tokens() if seq.state_from else (),
                 state_slot=seq.state_slot,
             )
         if sample:

@@ -124,9 +124,11 @@ class Sequence:
         "finished",
         "fork_of",
         "hashes",
+        "history_from",
         "inflight",
         "inflight_row",
         "last_step",
+        "look_back",
         "matcher",
         "max_length",
         "num_computed",
@@ -142,6 +144,7 @@ class Sequence:
         "request",
         "seq_id",
         "snapshot_at",
+        "state_from",
         "state_slot",
         "status",
         "tokens",
@@ -196,6 +199,8 @@ class Sequence:
         """Boundary up to which the cache held its history without a snapshot; 0 if none."""
         self.answer_snapshot: BlockHash | None = None
         """Content of the last snapshot made of its answer; None if there is none."""
+        self.state_from = self.history_from = self.look_back = 0
+        """See `SequenceMetadata` and `StateReplay`; 0 if its state was not rebuilt."""
         self.fork_of = fork_of
         self.prompt_step = 0
         """Last round that submitted the prompt's end; 0 if none has."""
@@ -276,6 +281,18 @@ class Sequence:
         """Record the last snapshot of its answer; it outlives a preemption."""
         self.answer_snapshot = block_hash
 
+    def set_replay(self, start: int, count: int, look_back: int) -> None:
+        """Record that the cached history's last `count` positions, from `start` on, rebuild the
+        state; the model reads `look_back` tokens before them."""
+        self.state_from, self.history_from = start, start + count
+        self.look_back = look_back
+
+    def earlier_tokens(self) -> tuple[int, ...]:
+        """Tokens before replayed positions, for the round that begins with these."""
+        if not self.state_from or self.num_computed != self.state_from:
+            return ()
+        return tuple(self.tokens[max(0, self.state_from - self.look_back) : self.state_from])
+
     def release_blocks(self, num_blocks: int) -> tuple[int, ...]:
         """Replace the blocks before the first `num_blocks` by 0, and return them."""
         released = self.block_table[self.num_released : num_blocks]
@@ -340,6 +357,7 @@ class Sequence:
         self.num_released = 0
         self.state_slot = 0
         self.snapshot_at = 0
+        self.state_from = self.history_from = self.look_back = 0
         self.blocked_at = None
 
     def end(self, status: SequenceStatus) -> None:

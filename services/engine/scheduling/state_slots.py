@@ -12,6 +12,7 @@ import math
 
 from services.common.block_hash import BlockHash
 from services.engine.contract.messages import StoredBlocks
+from services.engine.contract.runner import StateBlock
 from services.engine.scheduling.blocks import Blocks
 from services.engine.scheduling.cache_events import CacheEvents
 from services.engine.scheduling.sequence import Sequence
@@ -23,12 +24,13 @@ _ALIGNED_SHARE = 0.75
 class StateSlots:
     """Slots 1 to `num_slots`; owned by the block manager, which allocates them with blocks."""
 
-    def __init__(self, num_slots: int, boundary: int, block_size: int, events: CacheEvents) -> None:
-        """Args:
-        boundary: see `StateBlock.boundary`.
-        """
+    def __init__(
+        self, num_slots: int, state: StateBlock, block_size: int, events: CacheEvents
+    ) -> None:
         self.slots = Blocks(num_slots, events, kind="state", whole_chains=False)
-        self.stride = math.lcm(boundary, block_size)
+        self.replay = state.replay
+        """How a hit rebuilds the state; there are no snapshots then."""
+        self.stride = math.lcm(state.boundary, block_size)
         """Positions between two snapshots: they are at the end of a block and at a boundary."""
         self._starts: dict[int, int | None] = {}
         """Slots of sequences admitted since the last round → snapshot to restart from, if any."""

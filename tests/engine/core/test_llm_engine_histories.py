@@ -40,7 +40,7 @@ params = st.fixed_dictionaries(
     },
 )
 # With blocks of 4: all history, windows below, at and above a block, states with a snapshot after
-# each block, each second and each third.
+# each block, each second and each third, and a state that is rebuilt without one.
 _MODELS = [SimulatedModel(vocab_size=64, max_model_len=64, eos=0)] + [
     SimulatedModel(vocab_size=64, max_model_len=64, eos=0, **kind)
     for kind in (
@@ -50,6 +50,7 @@ _MODELS = [SimulatedModel(vocab_size=64, max_model_len=64, eos=0)] + [
         {"state_boundary": 1},
         {"state_boundary": 8},
         {"state_boundary": 6},
+        {"state_boundary": 2, "state_replay": 6},
     )
 ]
 _EVENTS = ("StoredBlocks", "RemovedBlocks")

@@ -9,7 +9,7 @@ from services.common.errors import ResourceExhaustedError
 from services.engine.compute.simulated_runner import SimulatedModel, SimulatedRunner
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.messages import RemovedBlocks, StoredBlocks
-from services.engine.contract.runner import StateBlock
+from services.engine.contract.runner import StateBlock, StateReplay
 from services.engine.core.timing import RoundTimer
 from services.engine.scheduling.cache_events import CacheEvents
 from services.engine.scheduling.kv_cache import KVCacheManager
@@ -32,6 +32,17 @@ def test_a_hit_restarts_at_the_last_snapshot(make_driver):
     assert finish(driver, "longer", [*PROMPT, 5, 6]) == 24, "the last boundary of the first prompt"
     assert finish(driver, "same", PROMPT) == 24
     assert finish(driver, "short", PROMPT[:25]) == 24
+    driver.check_all()
+
+
+def test_with_replay_a_hit_needs_no_snapshot(make_driver):
+    """It computes the last 6 positions of the cached history again, which write none."""
+    driver = make_driver(replace(STATEFUL, state_boundary=2, state_replay=6), state_slots=1)
+    assert finish(driver, "first", PROMPT) == 0
+    assert finish(driver, "longer", [*PROMPT, 5, 6]) == 28 - 6
+    assert finish(driver, "short", PROMPT[:25]) == 24 - 6
+    assert finish(driver, "shorter than a replay", PROMPT[:5]) == 0
+    assert driver.engine._blocks.states.slots.contents() == []
     driver.check_all()
 
 
@@ -270,6 +281,8 @@ def test_slots_take_at_most_half_of_the_memory():
     assert KVCacheManager.plan(few, INFO, 0).num_states == 8
     uncached = replace(few, prefix_cache=False)
     assert KVCacheManager.plan(uncached, INFO, 0).num_states == 4, "none for snapshots"
+    replayed = replace(INFO, state=StateBlock(5000, 2, StateReplay(6, 2, 3)))
+    assert KVCacheManager.plan(few, replayed, 0).num_states == 4, "none for snapshots"
 
 
 def test_memory_without_room_for_one_request_and_its_state_names_what_would_fit():

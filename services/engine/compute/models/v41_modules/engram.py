@@ -44,6 +44,8 @@ class LatestTokens:
         Args:
             memory: [slots, ring length] float32.
         """
+        earlier = plan.earlier
+        memory[earlier.slots, earlier.places] = self._ids[earlier.tokens].float()
         own = self._ids[plan.rows.token_ids].float()
         pool = plan.tokens.join(memory, own)
         plan.tokens.keep(memory, own)

@@ -5,6 +5,7 @@ a request is in the engine's blocks and slots, of which `memory.py` makes views.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -35,7 +36,7 @@ from services.engine.compute.models.v41_modules.round_plan import V41Plan, plan_
 from services.engine.compute.models.v41_modules.selection import Choice
 from services.engine.compute.models.weights import WeightReader
 from services.engine.contract.deepseek_v41 import DeepseekV41Config
-from services.engine.contract.runner import StateBlock
+from services.engine.contract.runner import StateBlock, StateReplay
 
 log = logging.getLogger(__name__)
 _IMAGES = ("vision.", "aligner.", "image_")
@@ -167,6 +168,13 @@ class V41Model:
     def state_block(self) -> StateBlock:
         """See StatefulModel: rings hold what is open at any position."""
         return StateBlock(state_bytes(self.config), boundary=1)
+
+    @property
+    def state_replay(self) -> StateReplay | None:
+        """See StatefulModel: with no group open, the state is the window and the last tokens."""
+        config = self.config
+        boundary = math.lcm(*(layer.ratio for layer in config.layers if layer.ratio))
+        return StateReplay(config.window, boundary, config.engram.longest - 1)
 
     def use_states(self, slots: Tensor) -> None:
         """See StatefulModel."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from services.engine.compute.models.v4_modules.round_plan import (
@@ -11,9 +12,22 @@ from services.engine.compute.models.v4_modules.round_plan import (
     RoundPlan,
     plan_ring,
     plan_round,
+    ring_length,
 )
 from services.engine.contract.deepseek_v41 import DeepseekV41Config
 from services.engine.contract.runner import SequenceMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTokens:
+    """Tokens before replayed positions, which the ring does not have yet."""
+
+    tokens: Tensor
+    """[N] int64."""
+    slots: Tensor
+    """[N] int64."""
+    places: Tensor
+    """[N] int64: in the ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +41,7 @@ class V41Plan:
     """[T, longest n-gram] int64: rows of the pool of tokens up to each row's own, oldest first."""
     before: Tensor
     """[T, longest n-gram] bool: the position is before the first one."""
+    earlier: EarlierTokens
 
 
 def plan_v41(
@@ -49,4 +64,15 @@ def plan_v41(
         drafts=drafts,
     )
     look_back, before = lines.pool_rows(lines.requests, lines.positions, longest)
-    return V41Plan(rows, plan_ring(lines, longest, drafts), look_back, before)
+    earlier = _earlier(requests, ring_length(longest, drafts))
+    return V41Plan(rows, plan_ring(lines, longest, drafts), look_back, before, earlier)
+
+
+def _earlier(requests: Sequence[SequenceMetadata], length: int) -> EarlierTokens:
+    """Args: length of the ring of tokens."""
+    found = [
+        (token, request.state_slot, (request.state_from - back) % length)
+        for request in requests
+        for back, token in enumerate(reversed(request.earlier_tokens), start=1)
+    ]
+    return EarlierTokens(*torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(1))

@@ -34,7 +34,7 @@ from services.engine.compute.models.v4_modules.round_plan import RoundPlan, plan
 from services.engine.compute.models.weights import WeightReader
 from services.engine.contract.deepseek_v4 import DeepseekV4Config
 from services.engine.contract.deepseek_v4 import V4Layer as LayerKind
-from services.engine.contract.runner import SequenceMetadata, StateBlock
+from services.engine.contract.runner import SequenceMetadata, StateBlock, StateReplay
 
 
 def plan_v4(
@@ -207,6 +207,11 @@ class V4Model:
     def state_block(self) -> StateBlock:
         """See StatefulModel: rings hold what is open at any position."""
         return StateBlock(state_bytes(self.config), boundary=1)
+
+    @property
+    def state_replay(self) -> StateReplay | None:
+        """See StatefulModel: entries overlap, so open groups cannot be rebuilt from a window."""
+        return None
 
     def use_states(self, slots: Tensor) -> None:
         """See StatefulModel."""

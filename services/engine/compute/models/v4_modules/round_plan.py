@@ -75,7 +75,7 @@ class RoundPlan:
     """Of the latest positions' keys."""
     window: Tensor
     """[T, window] int64: rows of the pool that a row attends to, oldest first. Positions before the
-    first one show the row itself, and are not attended to."""
+    first one of the state show the row itself, and are not attended to."""
     seen: tuple[int, ...]
     """Per row: positions of the window that exist; the last ones of its line."""
     entries: dict[int, EntryPlan]
@@ -102,13 +102,14 @@ def plan_round(
         drafts: positions that may be rejected after a round and computed again.
     """
     lines = Lines(requests)
-    seen = tuple(min(int(p) + 1, window) for p in lines.positions.tolist())
+    known = lines.positions - lines.state_from[lines.requests]
+    seen = tuple(min(int(p) + 1, window) for p in known.tolist())
     return RoundPlan(
         token_ids=token_ids,
         positions=lines.positions,
         requests=lines.requests,
         ring=plan_ring(lines, window, drafts),
-        window=lines.pool_rows(lines.requests, lines.positions, window)[0],
+        window=lines.pool_rows(lines.requests, lines.positions, window, lines.state_from)[0],
         seen=seen,
         entries={
             ratio: _entries(lines, ratio, span, block_size, drafts) for ratio, span in spans.items()
@@ -132,22 +133,29 @@ class Lines:
         counts = torch.tensor([request.seqlen_q for request in requests])
         self.all = requests
         self.starts = torch.tensor([request.start for request in requests])
+        self.state_from = torch.tensor([request.state_from for request in requests])
+        self.history_from = torch.tensor([request.history_from for request in requests])
         self.first_rows = counts.cumsum(0) - counts
         self.requests = torch.arange(len(requests)).repeat_interleave(counts)
         rows = torch.arange(len(self.requests))
         self.positions = rows - (self.first_rows - self.starts)[self.requests]
 
-    def pool_rows(self, requests: Tensor, ends: Tensor, span: int) -> tuple[Tensor, Tensor]:
+    def pool_rows(
+        self, requests: Tensor, ends: Tensor, span: int, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Rows [N, span] of a pool for the positions up to `ends` [N] of `requests` [N].
+
+        Args:
+            first: by request: first position that is in the pool; 0 if it is not given.
 
         Returns:
             The rows, and which positions are before the first one: those show the end instead.
         """
         reach = span - 1
         wanted = ends.unsqueeze(1) + torch.arange(-reach, 1)
-        missing = wanted < 0
-        wanted = torch.where(missing, ends.unsqueeze(1), wanted)
         line = requests.unsqueeze(1)
+        missing = wanted < (0 if first is None else first[line])
+        wanted = torch.where(missing, ends.unsqueeze(1), wanted)
         since = wanted - self.starts[line]
         fresh = len(self.all) * reach + self.first_rows[line] + since
         return torch.where(since >= 0, fresh, (line + 1) * reach + since), missing
@@ -170,7 +178,10 @@ def plan_ring(lines: Lines, span: int, drafts: int) -> RingPlan:
 
 
 def _entries(lines: Lines, ratio: int, span: int, block_size: int, drafts: int) -> EntryPlan:
-    last = ((lines.positions + 1) % ratio == 0).nonzero().flatten()
+    ends_group = (lines.positions + 1) % ratio == 0
+    last = (
+        (ends_group & (lines.positions >= lines.history_from[lines.requests])).nonzero().flatten()
+    )
     ends, requests = lines.positions[last], lines.requests[last]
     index, missing = lines.pool_rows(requests, ends, span)
     tables = _entry_tables(lines, ratio, block_size)

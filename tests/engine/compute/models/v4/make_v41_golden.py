@@ -14,13 +14,15 @@ import numpy as np
 import torch
 
 from tests.engine.compute.models.v41_oracle import golden
-from tests.engine.compute.models.v41_oracle.oracle import Oracle
+from tests.engine.compute.models.v41_oracle.oracle import Oracle, replayed
 from tests.engine.compute.models.v41_oracle.weights import uniform
 
 FILE = Path(__file__).with_name("v41_golden.npz")
 KEYS = {45: 201, 70: 202}
 """By length of the prompt: the key of its tokens."""
 NEW_TOKENS = 24
+HIT, REPLAYED_TOKENS = 64, 12
+"""Of the longer prompt, with bounded replay."""
 NOISE = 6e-7
 """Relative, of all weights; float32 rounds by 6e-8."""
 MOST = 3e-5
@@ -70,6 +72,17 @@ def is_clear(exact: Oracle, others: list[Oracle], tokens: list[int]) -> bool:
     )
 
 
+def replayed_answer(model: Oracle, prompt: list[int]) -> tuple[torch.Tensor, list[int]]:
+    """Logits of the prompt's last token and greedy tokens, on a hit of HIT positions."""
+    state = replayed(model.shape, model.forward(prompt)[1], HIT)
+    logits, state = model.forward(prompt[len(state.tokens) :], state)
+    first, tokens = logits[-1], []
+    while len(tokens) < REPLAYED_TOKENS:
+        tokens.append(int(logits[-1].argmax()))
+        logits, state = model.forward(tokens[-1:], state)
+    return first, tokens
+
+
 def search(exact: Oracle, others: list[Oracle], length: int, first: int) -> int:
     """The first key from `first` on whose prompt and answer stay clear of ties."""
     key = first
@@ -96,6 +109,12 @@ def main() -> None:
         arrays[f"logits_{number}"] = exact.forward(prompt)[0].numpy().astype(np.float32)
         arrays[f"greedy_{number}"] = np.array(answer(exact, prompt)[0])
         assert is_clear(exact, others, [*prompt, *arrays[f"greedy_{number}"].tolist()])
+    logits, tokens = replayed_answer(exact, prompt)
+    for other in others:
+        found, same = replayed_answer(other, prompt)
+        assert same == tokens
+        assert bool((found.double() - logits).abs().max() <= MOST), "the replay is near a tie"
+    arrays |= {"replay_logits": logits.numpy().astype(np.float32), "replay_greedy": tokens}
     np.savez_compressed(FILE, **arrays)
     print(f"{FILE.name}: {FILE.stat().st_size} bytes")
 

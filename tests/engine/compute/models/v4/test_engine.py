@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from services.engine.compute.tensor_parallel.shard import Shard
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.expert_placement import first_placement
 from services.engine.contract.model_config import ModelFileError
-from services.engine.contract.runner import ExpertPlacement, SequenceMetadata
+from services.engine.contract.runner import ExpertPlacement, SequenceMetadata, StateReplay
 from services.engine.contract.sampling_params import SamplingParams
 from services.engine.offline.llm import LLM
 from services.engine.scheduling.scheduler import Scheduler
@@ -85,6 +86,23 @@ def test_deterministic_answers_have_equal_bits_wherever_the_state_was(
         assert preempted
 
 
+def test_bounded_replay_gives_what_the_oracle_computes(folders: dict[str, Path]) -> None:
+    """A hit restarts a window before the end of the cached history, with no snapshot at all."""
+    with np.load(Path(__file__).with_name("v41_golden.npz")) as file:
+        prompt, fresh = file["prompt_1"].tolist(), file["greedy_1"].tolist()
+        replayed = file["replay_greedy"].tolist()
+        first = torch.from_numpy(file["replay_logits"]).log_softmax(-1)[replayed[0]]
+    config: dict[str, Any] = {"threads": 1, "block_size": BLOCK, "num_blocks": 64}
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=True)
+    with LLM(str(folders["v41"]), bounded_replay=True, state_slots=1, **config) as llm:
+        for cached, tokens in ((0, fresh[:12]), (64 - 8, replayed)):
+            (answer,) = llm.generate([prompt], params)
+            assert answer.num_cached_tokens == cached
+            assert list(answer.choices[0].token_ids) == tokens
+        found = answer.choices[0].logprobs[0].logprob
+        assert found == pytest.approx(float(first), abs=1e-4)
+
+
 def _logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
     """After the whole prompt, computed in two rounds."""
     table = tuple(range(1, -(-len(prompt) // BLOCK) + 1))
@@ -121,6 +139,17 @@ def test_a_placement_of_experts_changes_nothing(folder: Path, golden: list[Golde
     runner.apply_placement(1)
     assert torch.equal(_logits(runner, golden[0].prompt), want)
     assert torch.tensor(runner.expert_loads()).sum(1).tolist() == [2 * 45 * 2] * layers
+
+
+def test_only_a_model_that_can_rebuild_its_state_replays(folders: dict[str, Path]) -> None:
+    fields: dict[str, Any] = {"threads": 1, "block_size": BLOCK, "bounded_replay": True}
+    with pytest.raises(ConfigError, match="bounded_replay=true: not supported for deepseek_v4,"):
+        ModelRunner(EngineConfig(model=str(folders["v4"]), **fields))
+    runner = ModelRunner(EngineConfig(model=str(folders["v41"]), **fields))
+    info, exact = runner.describe(), ModelRunner(EngineConfig(model=str(folders["v41"]), threads=1))
+    assert info.state is not None
+    assert (info.state.boundary, info.state.replay) == (2, StateReplay(8, 2, 3))
+    assert info.numerics_id != exact.describe().numerics_id
 
 
 SIZES = {
@@ -163,6 +192,7 @@ def test_an_engine_knows_the_sizes_of_history_and_state(folder: Path, family: st
         ({"dtype": "int8"}, "dtype=int8: not supported for deepseek_{family}"),
         ({"dtype": "bfloat16"}, "dtype=bfloat16: not supported for deepseek_{family}; use float32"),
         ({"dtype": "float16"}, "dtype=float16: not supported for deepseek_{family}"),
+        ({"bounded_replay": True, "deterministic": True}, "bounded_replay=true: tokens would"),
         ({"block_size": 3}, "block_size is 3, it must be a multiple or a divisor of {ratio}"),
     ],
     ids=str,

@@ -89,6 +89,29 @@ def test_the_committed_logits_of_the_oracle(model: V41Model) -> None:
     assert (driver.run((driver.open(), tokens))[0] - whole).abs().max() <= 1e-4
 
 
+@pytest.mark.parametrize(
+    ("kernels", "sizes"),
+    [("torch", (22,)), ("torch", (3, 5, 14)), ("torch-tiled", (1, 12, 9))],
+    ids=str,
+)
+def test_a_replay_gives_what_the_oracle_computes(kernels: str, sizes: tuple[int, ...]) -> None:
+    """It writes no history before the hit, and reads no window that was not computed again."""
+    with np.load(golden.FILE) as file:
+        tokens, wanted = file["tokens"].tolist(), torch.from_numpy(file["replay"])
+    model = make_tiny(tiny_v41_config(), tiny_v41_weights(), kernels, block_size=2)
+    driver = V4Driver(model, block_size=2)
+    source = driver.open(40)
+    driver.run((source, tokens))
+    before = [cache.clone() for cache in driver.memory.caches]
+    request, found = driver.restart_by_replay(source, tokens, golden.HIT), []
+    for size in sizes:
+        found += driver.run((request, tokens[request.start : request.start + size]))
+    assert (torch.cat(found) - wanted).abs().max() <= 1e-4
+    kept = list(source.blocks)
+    for old, new in zip(before, driver.memory.caches, strict=True):
+        assert torch.equal(old[kept], new[kept])
+
+
 def test_memory_of_the_published_sizes() -> None:
     """In float32; an entry takes 4 * (512 + 128) bytes, of which there are 2.5 per position."""
     flash = deepseek_v41_config(Keys(FLASH, "config.json"))
