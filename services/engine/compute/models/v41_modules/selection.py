@@ -124,7 +124,7 @@ class Selection:
         """
         size, most = self._config.candidate_size, self._config.candidate_blocks
         padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % size), value=float("-inf"))
-        worth = padded.unflatten(1, (-1, size)).amax(-1)
+        worth = padded.view(len(padded), -1, size).amax(-1)
         newest = torch.tensor([max(0, number - 1) // size for number in visible])
         worth.scatter_(1, newest.unsqueeze(1), float("inf"))
         best = _best(worth, most)
