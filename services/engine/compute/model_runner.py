@@ -17,14 +17,16 @@ from services.engine.compute.loader import ModelSource, load_model
 from services.engine.compute.memory import free_bytes, largest_round, peak_bytes
 from services.engine.compute.model_setup import (
     choose_kernels,
+    declared_state,
     find_device,
+    kernels_label,
     max_positions,
     start_experts,
     start_mtp,
     window_of_all_layers,
 )
 from services.engine.compute.models import kept_weights
-from services.engine.compute.models.cache_tensors import block_bytes, layout_name
+from services.engine.compute.models.cache_tensors import block_bytes, layout_name, replace_spoilt
 from services.engine.compute.models.decode_rows import DecodeRows
 from services.engine.compute.models.input_metadata import InputMetadata, PromptRows, build_input
 from services.engine.compute.models.registry import Model, make_model, reads_prefill_masks
@@ -44,7 +46,6 @@ from services.engine.contract.runner import (
     SamplerOutput,
     SamplingRow,
     SequenceMetadata,
-    StateBlock,
 )
 from services.engine.contract.sampling_params import SamplingParams
 
@@ -352,26 +353,6 @@ class ModelRunner:
             entries += token_logprobs(logits, own.targets[part], own.top)
         return tuple(entries)
 
-    def _state(self, config: EngineConfig) -> StateBlock | None:
-        """What a sequence keeps beside its blocks, and how a hit brings it back.
-
-        Raises:
-            ConfigError: the model cannot rebuild its state as the option demands.
-        """
-        model = self._model
-        replay = model.state_replay if isinstance(model, StatefulModel) else None
-        if config.bounded_replay and replay is None:
-            raise ConfigError(
-                f"bounded_replay=true: not supported for {self._config.architecture}, only for "
-                "deepseek_v41; use bounded_replay=false"
-            )
-        if not isinstance(model, StatefulModel):
-            return None
-        state = model.state_block
-        if not config.bounded_replay or replay is None:
-            return state
-        return StateBlock(state.nbytes, replay.boundary, replay)
-
     def _allocated_states(self) -> StateCache:
         if self._states is None:
             raise RuntimeError(f"model {self._info.model} has no state slots: it declares no state")
@@ -385,13 +366,7 @@ class ModelRunner:
         """
         if self._rows:
             self._rows.drop()
-        spoilt: set[int] = set()
-        for cache in self._caches:
-            inner = tuple(range(1, cache.dim()))  # amin and amax of NaN are NaN
-            finite = cache.amin(inner).isfinite() & cache.amax(inner).isfinite()
-            spoilt.update((~finite).nonzero().flatten().tolist())
-            torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
-        return tuple(sorted(spoilt - {0}))
+        return replace_spoilt(self._caches)
 
     def _describe(
         self, config: EngineConfig, source: ModelSource, kernels: str, started: float
@@ -400,7 +375,7 @@ class ModelRunner:
             revision=source.revision,
             dtype=config.dtype,
             quantisation=source.quantisation,
-            kernels=_kernels_label(config, kernels, whole_rounds=self._whole_rounds),
+            kernels=kernels_label(config, kernels, whole_rounds=self._whole_rounds),
             torch=torch.__version__,
             hardware=hardware_name(self._device),
             threads=0 if self._whole_rounds else torch.get_num_threads(),
@@ -421,11 +396,5 @@ class ModelRunner:
             experts=self._experts.shape if self._experts else None,
             bit_identical=config.deterministic or self._whole_rounds,
             window=window_of_all_layers(model),
-            state=self._state(config),
+            state=declared_state(config, model.architecture, self._model),
         )
-
-
-def _kernels_label(config: EngineConfig, kernels: str, *, whole_rounds: bool) -> str:
-    """What computes, for `Numerics`: block size and replays change results too."""
-    label = f"{kernels}-{config.block_size}" if whole_rounds else kernels
-    return f"{label}-replay" if config.bounded_replay else label

@@ -16,10 +16,11 @@ from services.engine.compute.models.mtp import KeptMtp, draft_layers
 from services.engine.compute.models.registry import runs_whole_rounds
 from services.engine.compute.numerics import TORCH_DTYPES
 from services.engine.compute.ranks.groups import LoneGroup
+from services.engine.compute.state_cache import StatefulModel
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.expert_placement import first_placement
 from services.engine.contract.model_config import ModelConfig
-from services.engine.contract.runner import ExpertShape
+from services.engine.contract.runner import ExpertShape, StateBlock
 
 
 def find_device(config: EngineConfig) -> torch.device:
@@ -57,11 +58,6 @@ def choose_kernels(
     if config.dtype == "float16" and model.architecture == "gemma3":
         raise ConfigError(
             "dtype=float16: values inside gemma3 models exceed its range; use bfloat16 or float32"
-        )
-    if config.bounded_replay and config.deterministic:
-        raise ConfigError(
-            "bounded_replay=true: tokens would depend on what is cached, which deterministic=true "
-            "rules out; use one of them"
         )
     if model.v4:
         _check_v4(config, device, model)
@@ -106,6 +102,11 @@ def _check_v4(config: EngineConfig, device: torch.device, model: ModelConfig) ->
     name = model.architecture
     if config.dtype != "float32":
         raise ConfigError(f"dtype={config.dtype}: not supported for {name}; use float32")
+    if config.bounded_replay and config.deterministic:
+        raise ConfigError(
+            "bounded_replay=true: tokens would depend on what is cached, which deterministic=true "
+            "rules out; use one of them"
+        )
     if device.type != "cpu":
         raise ConfigError(f"device={device.type}: not supported for {name}; use device=cpu")
     try:
@@ -113,6 +114,32 @@ def _check_v4(config: EngineConfig, device: torch.device, model: ModelConfig) ->
             rows_per_block(layer.ratio or 1, config.block_size)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def declared_state(config: EngineConfig, architecture: str, model: object) -> StateBlock | None:
+    """What a sequence keeps beside its blocks, and how a hit brings it back.
+
+    Raises:
+        ConfigError: the model cannot rebuild its state as the option demands.
+    """
+    replay = model.state_replay if isinstance(model, StatefulModel) else None
+    if config.bounded_replay and replay is None:
+        raise ConfigError(
+            f"bounded_replay=true: not supported for {architecture}, only for deepseek_v41; use "
+            "bounded_replay=false"
+        )
+    if not isinstance(model, StatefulModel):
+        return None
+    state = model.state_block
+    if not config.bounded_replay or replay is None:
+        return state
+    return StateBlock(state.nbytes, replay.boundary, replay)
+
+
+def kernels_label(config: EngineConfig, kernels: str, *, whole_rounds: bool) -> str:
+    """What computes, for `Numerics`: block size and replays change results too."""
+    label = f"{kernels}-{config.block_size}" if whole_rounds else kernels
+    return f"{label}-replay" if config.bounded_replay else label
 
 
 def _fits_whole_rounds(config: EngineConfig, model: ModelConfig) -> bool:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from services.common.block_hash import BlockHash, hash_block
 from services.engine.contract.messages import CacheEvent, StoredBlocks
-from services.engine.contract.runner import StateBlock, StateReplay
+from services.engine.contract.runner import StateBlock
 from services.engine.scheduling.blocks import Blocks
 from services.engine.scheduling.cache_events import CacheEvents
 from services.engine.scheduling.sequence import Sequence
-from services.engine.scheduling.state_slots import StateSlots
+from services.engine.scheduling.state_slots import Restart, StateSlots
 from services.engine.scheduling.window import first_in_window, longest_prefix
 
 __all__ = ["Allocation", "BlockManager", "Blocks"]
@@ -40,12 +40,8 @@ class _Hit(NamedTuple):
 
     blocks: list[int]
     """Its blocks; 0 for those before the window."""
-    snapshot: int | None = None
-    """The snapshot at its end; None without state."""
-    snapshot_at: int = 0
-    """A later boundary to which the cache holds the history but no snapshot; 0 if none."""
-    replayed: int = 0
-    """Its last positions that are computed again, for want of snapshots."""
+    restart: Restart = Restart(0)
+    """With state: how it comes back at the end of these."""
 
 
 _MISS = _Hit([])
@@ -122,7 +118,7 @@ class BlockManager:
             if allocation is not None:
                 return allocation
             hits = self._match(seq, most=len(hits) - 1).blocks
-        num_computed = len(hits) * self.block_size - hit.replayed
+        num_computed = len(hits) * self.block_size - hit.restart.replayed
         return self._allocate(seq, hits, None, num_computed, headroom, hit)
 
     def shares_prompt(self, parent: Sequence) -> bool:
@@ -357,27 +353,8 @@ class BlockManager:
             hits.append(block)
         if self.states is None:
             return _Hit(hits)
-        if self.states.replay:
-            return self._with_replay(hits, self.states.replay, length)
-        return self._with_snapshot(hits, hashes, length)
-
-    def _with_replay(self, hits: list[int], replay: StateReplay, length: int) -> _Hit:
-        """The longest cached history that can be continued; its end is computed again."""
-        assert self.states is not None, "a model without state"
-        stride, size = self.states.stride, self.block_size
-        end = min(len(hits) * size // stride * stride, self.states.last_boundary(length))
-        return _Hit(hits[: end // size], replayed=min(replay.positions, end))
-
-    def _with_snapshot(self, hits: list[int], hashes: list[BlockHash], length: int) -> _Hit:
-        """The longest prefix of the cached history that ends with a snapshot."""
-        assert self.states is not None, "a model without state"
-        stride, size = self.states.stride, self.block_size
-        longest = min(len(hits) * size // stride * stride, self.states.last_boundary(length))
-        for end in range(longest, 0, -stride):
-            snapshot = self.states.find(hashes[end // size - 1])
-            if snapshot is not None:
-                return _Hit(hits[: end // size], snapshot, longest if longest > end else 0)
-        return _Hit([], None, longest)
+        restart = self.states.find_restart(len(hits), hashes, length)
+        return _Hit(hits[: restart.num_blocks], restart)
 
     def _allocate(
         self,
@@ -400,9 +377,9 @@ class BlockManager:
         for block in pinned:
             self.blocks.share(block)
         if states:
-            seq.set_state(states.start(hit.snapshot), hit.snapshot_at)
-            if hit.replayed and states.replay:
-                seq.set_replay(num_computed, hit.replayed, states.replay.look_back)
+            seq.set_state(states.start(hit.restart.snapshot), hit.restart.snapshot_at)
+            if hit.restart.replayed and states.replay:
+                seq.set_replay(num_computed, hit.restart.replayed, states.replay.look_back)
         new = [self.blocks.take() for _ in range(num_new)]
         num_registered = len(shared) if self._caches(seq) else 0
         seq.allocate((*shared, *new), self.block_size, num_computed, num_registered, released)

@@ -9,6 +9,7 @@ An answer has one snapshot, its last: a long one would otherwise evict those of 
 """
 
 import math
+from typing import NamedTuple
 
 from services.common.block_hash import BlockHash
 from services.engine.contract.messages import StoredBlocks
@@ -21,6 +22,19 @@ _ALIGNED_SHARE = 0.75
 """A chunk that the budget cuts ends at a boundary if it keeps at least this share of its tokens."""
 
 
+class Restart(NamedTuple):
+    """Where a sequence restarts in its cached history."""
+
+    num_blocks: int
+    """Leading blocks that it reuses."""
+    snapshot: int | None = None
+    """The snapshot at their end; None without."""
+    snapshot_at: int = 0
+    """A later boundary to which the cache holds the history but no snapshot; 0 if none."""
+    replayed: int = 0
+    """Their last positions that are computed again, where the state comes back by a replay."""
+
+
 class StateSlots:
     """Slots 1 to `num_slots`; owned by the block manager, which allocates them with blocks."""
 
@@ -30,6 +44,7 @@ class StateSlots:
         self.slots = Blocks(num_slots, events, kind="state", whole_chains=False)
         self.replay = state.replay
         """How a hit rebuilds the state; there are no snapshots then."""
+        self._block_size = block_size
         self.stride = math.lcm(state.boundary, block_size)
         """Positions between two snapshots: they are at the end of a block and at a boundary."""
         self._starts: dict[int, int | None] = {}
@@ -80,6 +95,23 @@ class StateSlots:
     def find(self, block_hash: BlockHash) -> int | None:
         """The snapshot at the end of this block; None if there is none."""
         return self.slots.find(block_hash)
+
+    def find_restart(self, cached: int, hashes: list[BlockHash], length: int) -> Restart:
+        """Where a sequence of `length` tokens restarts: at the last boundary that will do.
+
+        Args:
+            cached: leading blocks that the cache holds.
+            hashes: of these blocks at least.
+        """
+        size = self._block_size
+        longest = min(cached * size // self.stride * self.stride, self.last_boundary(length))
+        if self.replay:
+            return Restart(longest // size, replayed=min(self.replay.positions, longest))
+        for end in range(longest, 0, -self.stride):
+            snapshot = self.find(hashes[end // size - 1])
+            if snapshot is not None:
+                return Restart(end // size, snapshot, longest if longest > end else 0)
+        return Restart(0, None, longest)
 
     def take_for_snapshot(self, seq: Sequence, end: int) -> int | None:
         """A slot for a snapshot after `end` positions of a sequence; None if none is available.

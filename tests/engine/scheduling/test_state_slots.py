@@ -217,7 +217,7 @@ def test_a_hit_takes_the_snapshot_itself_if_no_other_slot_is_available(make_driv
 
 
 def test_a_slot_that_was_a_snapshot_is_neither_cleared_nor_copied_nor_found():
-    states = StateSlots(2, 8, 4, CacheEvents())
+    states = StateSlots(2, StateBlock(8, 8), 4, CacheEvents())
     other, mine = states.start(None), states.slots.take()
     states.slots.register(mine, b"content", None)
     states.slots.drop(mine)

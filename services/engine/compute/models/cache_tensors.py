@@ -112,3 +112,18 @@ def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
         slots: [T] int64: block * block size + offset.
     """
     cache.view(-1, cache.shape[-1]).index_copy_(0, slots, rows)
+
+
+def replace_spoilt(caches: Sequence[Tensor]) -> tuple[int, ...]:
+    """Replace values that are not finite in caches [blocks, ...] by 0.
+
+    Returns:
+        The blocks that had some, but not block 0.
+    """
+    spoilt: set[int] = set()
+    for cache in caches:
+        inner = tuple(range(1, cache.dim()))  # amin and amax of NaN are NaN
+        finite = cache.amin(inner).isfinite() & cache.amax(inner).isfinite()
+        spoilt.update((~finite).nonzero().flatten().tolist())
+        torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
+    return tuple(sorted(spoilt - {0}))
