@@ -1,7 +1,8 @@
 """DeepSeek V4 (DeepSeek-AI 2026), built on torch's operators and a kernel set's products.
 
 model.py               embedding, layers, head; start here
-attention.py           a layer's attention: window, compressed entries, sinks, grouped output
+attention.py           a layer's attention: window, and compressed entries where it has them
+shared_attention.py    projections and softmax with a sink, which V4.1 has too
 compressor.py          makes one entry of several positions
 indexer.py             chooses the entries that a row attends to
 hyper_connections.py   several residual streams, and how a sublayer reads and writes them
