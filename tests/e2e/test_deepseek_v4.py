@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 BLOCK = 16
 PROMPT = [(37 * i * i + 11 * i) % 500 for i in range(150)]
-TOKENS = 200
+TOKENS = 160
 SIZES = {"hidden_size": 128, "num_hidden_layers": 3}
 """Each kind of layer once; the first has a table of experts."""
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}

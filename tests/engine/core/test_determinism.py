@@ -11,6 +11,7 @@ import pytest
 
 from services.engine.contract.core_link import CoreLink
 from services.engine.contract.messages import AddRequest, CoreRequest
+from services.engine.tiny_models import write_tiny_model as write_published
 from tests.doubles.tiny_deepseek import DeepseekShape, write_tiny_deepseek
 from tests.doubles.tiny_model import TinyShape, write_tiny_model
 from tests.engine.core.determinism_cells import (
@@ -97,6 +98,42 @@ def test_latent_attention_gives_one_answer_in_every_cell(
     latent_cells: DeterminismCells, cell: Cell, sampling: str, constraint: str
 ) -> None:
     check_one_answer(latent_cells, cell, sampling, constraint)
+
+
+PAIRWISE = [
+    Cell(batch=True, hit=True, chunked=True, preempted=True),
+    Cell(batch=True, chunked=True, continued=True),
+    Cell(batch=True, preempted=True),
+    Cell(hit=True, chunked=True, continued=True),
+    Cell(hit=True, preempted=True, continued=True),
+]
+"""With the cell of no feature: every two features, each on and off, in all four ways."""
+
+
+@pytest.fixture(scope="module")
+def v4_cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeterminismCells]:
+    """DeepSeek V4, whose state is in slots; its third layer compresses 128 positions."""
+    folder = write_published(tmp_path_factory.mktemp("v4") / "m", "deepseek_v4")
+    made = DeterminismCells(str(folder), letters=60, most=160)
+    yield made
+    made.close()
+
+
+@pytest.mark.verify
+@pytest.mark.timeout(1800)
+def test_v4_gives_one_answer_where_everything_happens(v4_cells: DeterminismCells) -> None:
+    check_one_answer(v4_cells, Cell(*[True] * 5), "seeded", "plain")
+    assert len(set(v4_cells.reference("seeded", "plain").tokens)) > 8
+
+
+@pytest.mark.verify
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("cell", PAIRWISE, ids=str)
+def test_v4_gives_one_answer_in_every_pair_of_features(
+    v4_cells: DeterminismCells, cell: Cell, sampling: str
+) -> None:
+    check_one_answer(v4_cells, cell, sampling, "plain")
 
 
 def test_the_answers_differ_from_one_another(cells: DeterminismCells) -> None:
