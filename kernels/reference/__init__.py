@@ -12,6 +12,7 @@ from kernels.reference.layers import PlainLinear, gate_mul, rms_norm, rope, silu
 from kernels.reference.moe import combine, route
 from kernels.reference.ragged import attention as ragged_attention
 from kernels.reference.ragged import latent_attention
+from kernels.reference.round_rows import round_rows
 from kernels.reference.sample import arg_max, sample
 
 KERNELS = Kernels(
@@ -30,4 +31,5 @@ KERNELS = Kernels(
     combine=combine,
     latent=replace(LATENT, ragged=latent_attention),
     ragged=ragged_attention,
+    round_rows=round_rows,
 )

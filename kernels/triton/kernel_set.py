@@ -11,6 +11,7 @@ from kernels.triton.attention import attention
 from kernels.triton.kv_write import kv_write
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope import rope
+from kernels.triton.round_rows import round_rows
 from kernels.triton.sample import sample
 from kernels.triton.silu_mul import silu_mul
 
@@ -29,4 +30,5 @@ KERNELS = Kernels(
     route=TORCH.route,
     combine=TORCH.combine,
     latent=TORCH.latent,
+    round_rows=round_rows,
 )
