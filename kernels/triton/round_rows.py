@@ -28,10 +28,10 @@ def round_rows_kernel(
     low = tl.zeros([TILE], tl.int32)
     high = low + sequences
     for _ in range(steps):
-        middle = (low + high) // 2
-        begun = tl.load(starts + middle, mask=used, other=0) <= row
-        low = tl.where(begun, middle, low)
-        high = tl.where(begun, high, middle)
+        between = (low + high) // 2
+        begun = tl.load(starts + between, mask=used, other=0) <= row
+        low = tl.where(begun, between, low)
+        high = tl.where(begun, high, between)
     stop = tl.load(starts + low + 1, mask=used, other=0)
     position = tl.load(lengths + low, mask=used, other=0) - stop + row
     source = tl.load(previous + low, mask=used, other=-1)

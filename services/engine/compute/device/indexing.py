@@ -15,6 +15,9 @@ _ATEN = torch.ops.aten
 _PLAIN = {
     Tensor.__invert__: _ATEN.bitwise_not.default,
     Tensor.nonzero: _ATEN.nonzero.default,
+    Tensor.__int__: _ATEN._local_scalar_dense.default,
+    Tensor.__index__: _ATEN._local_scalar_dense.default,
+    Tensor.__float__: _ATEN._local_scalar_dense.default,
 }
 
 

@@ -39,6 +39,7 @@ _NO_LAUNCH = frozenset(
     {
         "detach",
         "detach_",
+        "device",
         "empty",
         "empty_like",
         "empty_strided",
@@ -129,6 +130,7 @@ class RehearsalDevice:
         """Words of each copy to the device."""
         self.fetches: list[tuple[tuple[int, ...], ...]] = []
         """Shapes of the tensors of each copy to the host."""
+        self.replays: list[RehearsedGraph] = []
 
     @property
     def name(self) -> str:
@@ -143,6 +145,7 @@ class RehearsalDevice:
     def clear(self) -> None:
         """Forget launches and copies."""
         self.launches.clear()
+        self.replays.clear()
         self.uploads.clear()
         self.fetches.clear()
 
@@ -221,6 +224,7 @@ class RehearsedGraph:
     def replay(self) -> None:
         """See Graph."""
         self._device.launches.append("graph")
+        self._device.replays.append(self)
 
 
 def _check_index(name: str, given: Sequence[Tensor]) -> None:

@@ -5,7 +5,7 @@ A round of decodes is run by the smallest graph that it fits into; padding seque
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,7 @@ FIRST_LENGTH = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedRound:
-    """One bucket."""
-
-    sequences: int
+class _Captured:
     graph: Graph
     width: int
     """Blocks of a line of the table."""
@@ -75,15 +72,12 @@ class DecodeGraphs:
         largest = self._plan(self._batches[-1], self._lengths[-1])
         self._words = torch.zeros(len(largest.words), dtype=torch.int32, device=device.place)
         """What the graphs read: a round's words, from the first one on."""
-        self._captured: dict[tuple[int, int], CapturedRound] = {}
+        self._captured: dict[tuple[int, int], _Captured] = {}
         self.nbytes = 0
         """Memory of the graphs in bytes, as free memory shrank while they were captured."""
 
     def __len__(self) -> int:
         return len(self._captured)
-
-    def __iter__(self) -> Iterator[CapturedRound]:
-        return iter(self._captured.values())
 
     def capture_all(self) -> None:
         """Capture every bucket, the largest first: the others share its memory."""
@@ -131,7 +125,7 @@ class DecodeGraphs:
         one = SequenceMetadata(-1, 0, (0,), None, (0,), sample=True)
         return lay_out([one] * count, self._limits.block_size, width=width, max_length=length)
 
-    def _capture(self, count: int, length: int) -> CapturedRound:
+    def _capture(self, count: int, length: int) -> _Captured:
         layout = self._plan(count, length)
         words = self._device.upload(layout.words, self._words[: len(layout.words)])
         sample = self._run(layout, words)  # also compiles what the capture must not
@@ -141,4 +135,4 @@ class DecodeGraphs:
             hidden.copy_(self._run(layout, words))
 
         width = -(-length // self._limits.block_size)
-        return CapturedRound(count, self._device.capture(run), width, hidden)
+        return _Captured(self._device.capture(run), width, hidden)

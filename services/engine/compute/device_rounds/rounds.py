@@ -69,11 +69,6 @@ class DeviceRounds:
             self._graphs.capture_all()
 
     @property
-    def graphs(self) -> DecodeGraphs | None:
-        """The captured rounds; None where nothing is captured."""
-        return self._graphs
-
-    @property
     def graph_bytes(self) -> int:
         """Memory that captured rounds keep, in bytes, as measured when they were captured."""
         return self._graphs.nbytes if self._graphs is not None else 0
