@@ -1,8 +1,8 @@
 """Indexing and copies of tensors on a GPU that is not there.
 
-`x[...]`, `x.copy_`, `~x` and some others select the tensor's device first, which torch's builds for
-CPUs cannot. This mode replaces them by the operators that they are, which a rehearsal sees like all
-others.
+`x[...]`, `x.copy_`, `x.contiguous()`, `~x` and a few others select the tensor's device first, which
+torch's builds for CPUs cannot. This mode replaces them by the operators that they are, which a
+rehearsal sees like all others.
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 _ATEN = torch.ops.aten
 _PLAIN = {
     Tensor.__invert__: _ATEN.bitwise_not.default,
+    Tensor.contiguous: _ATEN.contiguous.default,
     Tensor.nonzero: _ATEN.nonzero.default,
     Tensor.__int__: _ATEN._local_scalar_dense.default,
     Tensor.__index__: _ATEN._local_scalar_dense.default,
@@ -34,7 +35,7 @@ class Indexing(TorchFunctionMode):
         if func is Tensor.copy_:
             return _copy(*args)
         if func in _PLAIN:
-            return _PLAIN[func](*args)
+            return _PLAIN[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
