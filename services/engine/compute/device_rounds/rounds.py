@@ -58,6 +58,7 @@ class DeviceRounds:
         self._limits = limits
         self._drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.place)
         """Tokens of the last round that sampled, by row: graphs read them here."""
+        self._caches: tuple[Tensor, ...] = ()
         self._graphs: DecodeGraphs | None = None
 
     def allocate(self, caches: Sequence[Tensor]) -> None:
@@ -67,6 +68,11 @@ class DeviceRounds:
         if self._device.captures and caches and not self._waits:
             self._graphs = DecodeGraphs(self._device, self._limits, self._run)
             self._graphs.capture_all()
+
+    @property
+    def num_graphs(self) -> int:
+        """Captured rounds."""
+        return len(self._graphs) if self._graphs is not None else 0
 
     @property
     def graph_bytes(self) -> int:

@@ -56,12 +56,14 @@ def ragged(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    names = ("gemma3", "gpt_oss", "mixtral")
+    names = ("gemma3", "gpt_oss", "mixtral", "phi3")
     return {name: write_published(root / name, PUBLISHED[name]()) for name in names}
 
 
-@pytest.mark.parametrize("captures", [False, True], ids=["launched", "captured"])
-@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize(
+    ("name", "captures"),
+    [("gemma3", False), ("gpt_oss", False), ("mixtral", False), ("gemma3", True), ("phi3", True)],
+)
 def test_tokens_are_those_of_rounds_by_groups(name, captures, folders, drive, ragged) -> None:
     params = [
         SamplingParams(temperature=0),
@@ -73,6 +75,7 @@ def test_tokens_are_those_of_rounds_by_groups(name, captures, folders, drive, ra
     ragged(captures=captures)
     run = drive(folders[name], **OPTIONS)
     assert run.generate(PROMPTS, counts, params=params, chunk=20) == expected
+    assert run.runner._rounds.num_graphs == 4 * captures
 
 
 def test_reports_are_those_of_rounds_by_groups(folders, ragged) -> None:
@@ -91,7 +94,7 @@ def test_reports_are_those_of_rounds_by_groups(folders, ragged) -> None:
             min_p=0.02,
             allowed_token_ids=tuple(range(3, 90)),
         )
-        with LLM(str(folders["mixtral"]), threads=1, num_blocks=64, **OPTIONS) as llm:
+        with LLM(str(folders["gemma3"]), threads=1, num_blocks=64, **OPTIONS) as llm:
             return llm.generate(PROMPTS, params)
 
     expected = answers()
@@ -225,7 +228,7 @@ def test_the_last_length_is_the_longest() -> None:
 
 def test_empty_rows_of_a_captured_round_touch_block_0_only(folders, drive, ragged) -> None:
     ragged(captures=True)
-    run = drive(folders["mixtral"], **OPTIONS)
+    run = drive(folders["gemma3"], **OPTIONS)
     caches = run.runner._caches
     with torch.inference_mode():
         for cache in caches:
