@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from services.engine.compute.model_setup import (
     window_of_all_layers,
 )
 from services.engine.compute.models import kept_weights
-from services.engine.compute.models.cache_tensors import block_bytes, layout_name
+from services.engine.compute.models.cache_tensors import block_bytes, clean_blocks, layout_name
 from services.engine.compute.models.decode_rows import DecodeRows
 from services.engine.compute.models.input_metadata import InputMetadata, build_input
 from services.engine.compute.models.registry import Model, make_model, reads_prefill_masks
@@ -254,9 +255,8 @@ class ModelRunner:
         """See Runner. All sources are read before the first target is written."""
         if not pairs:
             return
-        sources, targets = (
-            torch.tensor(ids, device=self._device) for ids in zip(*pairs, strict=True)
-        )
+        ids = np.array(pairs, np.int32).T.ravel()
+        sources, targets = self._machine.upload(ids).long().view(2, -1)
         for cache in self._caches:
             cache.index_copy_(0, targets, cache.index_select(0, sources))
 
@@ -365,13 +365,7 @@ class ModelRunner:
         """
         if self._rows:
             self._rows.drop()
-        spoilt: set[int] = set()
-        for cache in self._caches:
-            inner = tuple(range(1, cache.dim()))  # amin and amax of NaN are NaN
-            finite = cache.amin(inner).isfinite() & cache.amax(inner).isfinite()
-            spoilt.update((~finite).nonzero().flatten().tolist())
-            torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
-        return tuple(sorted(spoilt - {0}))
+        return clean_blocks(self._caches)
 
     def _describe(
         self, config: EngineConfig, source: ModelSource, kernels: str, started: float

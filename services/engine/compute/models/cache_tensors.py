@@ -112,3 +112,18 @@ def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
         slots: [T] int64: block * block size + offset.
     """
     cache.view(-1, cache.shape[-1]).index_copy_(0, slots, rows)
+
+
+def clean_blocks(caches: Sequence[Tensor]) -> tuple[int, ...]:
+    """Replace values that are not finite by 0, in place.
+
+    Returns:
+        The blocks that had some, block 0 left out.
+    """
+    spoilt: set[int] = set()
+    for cache in caches:
+        inner = tuple(range(1, cache.dim()))  # amin and amax of NaN are NaN
+        finite = cache.amin(inner).isfinite() & cache.amax(inner).isfinite()
+        spoilt.update((~finite).nonzero().flatten().tolist())
+        torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
+    return tuple(sorted(spoilt - {0}))

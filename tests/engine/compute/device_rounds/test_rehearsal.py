@@ -58,6 +58,8 @@ def test_no_round_of_a_dense_model_waits(architecture: str, tmp_path: Path) -> N
     assert len(run.device.fetches) == 4
     assert run.device.launches.count("graph") == 2
     assert [len(out.wait().tokens) for out in (prefill, mixed, decode)] == [2, 2, 3]
+    with run.device.running():
+        run.runner.copy_blocks([(1, 2), (3, 4)])
 
 
 @pytest.mark.parametrize("architecture", ROUTED)
