@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from kernels.latent import LatentKernels
+from kernels.ragged import RaggedAttention
 from kernels.whole_rounds import WholeRounds
 
 
@@ -185,6 +186,8 @@ class Kernels:
     the order of the columns."""
     latent: LatentKernels | None = None
     """Attention over latent vectors (MLA). None: the set does not serve such models."""
+    ragged: RaggedAttention | None = None
+    """Attention of all sequences of a round in one call. None: the caller forms groups."""
     uses_kept_rows: bool = False
     """Decode attention reads `AttentionGroup.kept` where it is given."""
     whole_rounds: Callable[[], WholeRounds] | None = None
