@@ -27,7 +27,7 @@ def attention(
     kv_heads = cache.shape[2] // 2
     factor = 1 / math.sqrt(dim) if scale is None else scale
     out = torch.zeros(rows, heads, dim, dtype=q.dtype, device=q.device)
-    for row, table, end in _rows(batch):
+    for row, table, end in rows_of(batch, cache.shape[1]):
         first = max(0, end - window) if window else 0
         visible = cache[table].flatten(0, 1)[first:end].float()
         for head in range(heads):
@@ -53,7 +53,7 @@ def latent_attention(
 ) -> Tensor:
     """See kernels.ragged.RaggedLatentAttention; rows beyond the last sequence are zero."""
     out = torch.zeros(*q.shape[:2], rank, dtype=q.dtype, device=q.device)
-    for row, table, end in _rows(batch):
+    for row, table, end in rows_of(batch, cache.shape[1]):
         one = slice(row, row + 1)
         group = AttentionGroup(one, (end - 1,), table.view(1, -1), None, False)
         own = None if index is None else index.of_rows(one)
@@ -61,11 +61,11 @@ def latent_attention(
     return out
 
 
-def _rows(batch: RaggedBatch) -> list[tuple[int, Tensor, int]]:
-    """Row, block table and number of positions up to its own, of each row in use."""
+def rows_of(batch: RaggedBatch, block: int) -> list[tuple[int, Tensor, int]]:
+    """Row, its sequence's blocks, and number of positions up to its own, of each row in use."""
     starts, lengths = batch.query_starts.tolist(), batch.lengths.tolist()
     rows = []
     for sequence, (first, stop) in enumerate(itertools.pairwise(starts)):
-        table = batch.block_tables[sequence].long()
+        table = batch.block_tables[sequence, : -(-lengths[sequence] // block)].long()
         rows += [(row, table, lengths[sequence] - (stop - row) + 1) for row in range(first, stop)]
     return rows

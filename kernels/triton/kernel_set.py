@@ -1,14 +1,15 @@
 """The kernel set `triton`, for CUDA devices.
 
-Prefill attention, attention with sinks or over latents, dense products, gates other than SwiGLU,
-the arg-max and expert routing are PyTorch's (cuBLAS, flash attention). The other operations of a
-decode round are Triton kernels, one per file beside this one.
+Attention of a group other than plain decodes, dense products, gates other than SwiGLU, the arg-max
+and expert routing are PyTorch's (cuBLAS, flash attention). The other operations, and attention of
+all sequences of a round in one call, are Triton kernels in the files and folders beside this one.
 """
 
 from kernels.interface import Kernels
 from kernels.torch import KERNELS as TORCH
 from kernels.triton.attention import attention
 from kernels.triton.kv_write import kv_write
+from kernels.triton.ragged.attention import attention as ragged_attention
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope import rope
 from kernels.triton.sample import sample
@@ -29,4 +30,5 @@ KERNELS = Kernels(
     route=TORCH.route,
     combine=TORCH.combine,
     latent=TORCH.latent,
+    ragged=ragged_attention,
 )
