@@ -24,7 +24,7 @@ LATENT_TILES = {
     4: Tiles(rows=32, positions=16, warps=8, stages=2),
 }
 """By bytes of an element. The sums of 32 heads and 512 elements take 64 registers of each of 256
-threads, those of a split as many again."""
+threads, those of a split as many again: a prefill's thread spills 16 bytes on sm_90."""
 _LARGEST = 512
 
 

@@ -53,32 +53,37 @@ def choose(
         ValueError: shapes, formats, strides or devices do not fit; the message names the tensor.
     """
     _check(queries, weights, cache, batch, top_k, ratio)
-    rows, heads, dim = queries.shape
-    most = max(1, batch.max_length // ratio)
+    rows, most = len(queries), max(1, batch.max_length // ratio)
     chosen = torch.empty(rows, min(top_k, most), dtype=torch.int32, device=queries.device)
     if not rows or not len(batch.lengths):
         return chosen
     at_once = max(1, SCORES // most)
     scores = torch.empty(min(rows, at_once), most, dtype=torch.float32, device=queries.device)
-    sequences = len(batch.lengths)
+    block = block_size or ratio * cache.shape[1]
     for first in range(0, rows, at_once):
-        stop = min(first + at_once, rows)
-        grid = (rows // _QUERIES + sequences, triton.cdiv(most, _TILE))
-        index_scores_kernel[grid](
-            queries, weights, cache, batch.block_tables, batch.query_starts, batch.lengths, scores,
-            first, stop, scores.stride(0), queries.stride(0), queries.stride(1),
-            weights.stride(0), batch.block_tables.stride(0), sequences,
-            HEADS=heads, DIM=dim, BLOCK=block_size or ratio * cache.shape[1],
-            PER_BLOCK=cache.shape[1], RATIO=ratio, QUERIES=_QUERIES,
-            HEAD_TILE=max(16, triton.next_power_of_2(heads)),
-            DIM_TILE=max(16, triton.next_power_of_2(dim)), TILE=_TILE, WIDEN=INTERPRETED,
-            num_warps=4, num_stages=1,
-        )  # fmt: skip
-        best_kernel[(stop - first,)](
-            scores, batch.query_starts, batch.lengths, chosen, first, scores.stride(0), sequences,
-            TOP_K=chosen.shape[1], RATIO=ratio, TILE=_BEST_TILE, num_warps=4,
+        part = slice(first, min(first + at_once, rows))
+        _score(queries, weights, cache, batch, scores, part, ratio, block)
+        best_kernel[(part.stop - first,)](
+            scores, batch.query_starts, batch.lengths, chosen, first, scores.stride(0),
+            len(batch.lengths), TOP_K=chosen.shape[1], RATIO=ratio, TILE=_BEST_TILE, num_warps=4,
         )  # fmt: skip
     return chosen
+
+
+def _score(queries, weights, cache, batch, scores, part: slice, ratio: int, block: int) -> None:
+    """Write the scores of some rows."""
+    rows, heads, dim = queries.shape
+    sequences = len(batch.lengths)
+    grid = (rows // _QUERIES + sequences, triton.cdiv(scores.shape[1], _TILE))
+    index_scores_kernel[grid](
+        queries, weights, cache, batch.block_tables, batch.query_starts, batch.lengths, scores,
+        part.start, part.stop, scores.stride(0), queries.stride(0), queries.stride(1),
+        weights.stride(0), batch.block_tables.stride(0), sequences,
+        HEADS=heads, DIM=dim, BLOCK=block, PER_BLOCK=cache.shape[1], RATIO=ratio,
+        QUERIES=_QUERIES, HEAD_TILE=max(16, triton.next_power_of_2(heads)),
+        DIM_TILE=max(16, triton.next_power_of_2(dim)), TILE=_TILE, WIDEN=INTERPRETED,
+        num_warps=4, num_stages=1,
+    )  # fmt: skip
 
 
 def _check(
