@@ -17,12 +17,12 @@ def find_sequence(starts, tile, first, num_sequences, QUERIES: tl.constexpr):
     low = first
     high = num_sequences - 1
     while low < high:
-        middle = (low + high + 1) // 2
-        before = (tl.load(starts + middle) - first) // QUERIES + (middle - first)
+        between = (low + high + 1) // 2
+        before = (tl.load(starts + between) - first) // QUERIES + (between - first)
         if before <= tile:
-            low = middle
+            low = between
         else:
-            high = middle - 1
+            high = between - 1
     before = (tl.load(starts + low) - first) // QUERIES + (low - first)
     return low, tile - before
 
@@ -33,11 +33,11 @@ def row_sequence(starts, row, num_sequences):
     low = 0
     high = num_sequences - 1
     while low < high:
-        middle = (low + high + 1) // 2
-        if tl.load(starts + middle) <= row:
-            low = middle
+        between = (low + high + 1) // 2
+        if tl.load(starts + between) <= row:
+            low = between
         else:
-            high = middle - 1
+            high = between - 1
     return low
 
 

@@ -9,8 +9,9 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernels.ragged import RaggedBatch
 
-UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
-"""Largest relative error of one rounding; denormal numbers do not occur."""
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-11}
+"""Largest relative error of one rounding to nearest; denormal numbers do not occur. For bfloat16
+that of cutting off, which is what Triton's interpreter does."""
 
 
 def make_batch(

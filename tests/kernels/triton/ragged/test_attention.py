@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.interface import AttentionGroup
+from kernels.reference.attention import sink_attention
 from kernels.reference.ragged import attention as oracle
 from kernels.triton.ragged import attention as module
 from kernels.triton.ragged.attention import attention
@@ -52,9 +54,14 @@ def compare(q, cache, batch, *, scale=None, soft_cap=0.0, **options):
     return got
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "block"), [(6, 2, 16, 16), (9, 3, 40, 8), (7, 1, 64, 24)]
+    ("heads", "kv_heads", "dim", "block", "dtype"),
+    [
+        (6, 2, 16, 16, torch.float32),
+        (9, 3, 40, 8, torch.bfloat16),
+        (7, 1, 64, 24, torch.float16),
+        (3, 1, 100, 24, torch.bfloat16),
+    ],
 )
 def test_mixed_rounds(heads, kv_heads, dim, block, dtype):
     compare(*case(MIXED, heads, kv_heads, dim, block, dtype, decodes=3), scale=None)
@@ -82,10 +89,11 @@ def test_many_query_heads_of_one_key_head_take_several_programs():
 
 def test_a_row_has_the_same_bits_alone_in_a_batch_decoded_and_in_a_prompt(monkeypatch):
     use_plain_products(monkeypatch)
-    q, cache, batch = case([(0, 140), (30, 1)], 6, 2, 16, 8, torch.float32)
-    whole = attention(q, cache, batch, scale=None)
-    line = batch.block_tables[:1]
-    for position in (0, 63, 64, 127, 139):
+    monkeypatch.setattr(module, "SPLIT", 128)
+    window = 150  # the first rows see all positions, the last ones none of the first split
+    q, cache, batch = case([(0, 280), (30, 1)], 3, 1, 16, 8, torch.float32)
+    whole = attention(q, cache, batch, scale=None, window=window)
+    for position in (0, 127, 128, 279):
         for first in {position, max(0, position - 30)}:
             rows = slice(first, position + 1)
             for decodes in {0, int(first == position)}:
@@ -93,10 +101,11 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_decoded_and_in_a_prompt(monkey
                     batch,
                     query_starts=torch.tensor([0, position + 1 - first]).int(),
                     lengths=torch.tensor([position + 1]).int(),
-                    block_tables=line,
+                    block_tables=batch.block_tables[:1],
                     num_decodes=decodes,
                 )
-                assert torch.equal(attention(q[rows], cache, alone, scale=None), whole[rows])
+                got = attention(q[rows], cache, alone, scale=None, window=window)
+                assert torch.equal(got, whole[rows])
 
 
 def test_padding_of_a_captured_round_is_harmless():
@@ -123,6 +132,17 @@ def test_fp8_keys_and_values_have_a_scale_per_head():
     wide = stored.float() * scales.view(1, 1, 4, 1)
     want = oracle(q, wide, batch, scale=None)
     assert (got - want).abs().max() <= bound(q, wide[:, :, :2], wide[:, :, 2:], 0.25)
+
+
+def test_the_definition_is_that_of_groups():
+    q, cache, batch = case([(5, 9)], 4, 2, 16, 8, torch.float32)
+    group = AttentionGroup(
+        slice(0, 9), (5,), batch.block_tables[:, :2].long(), None, causal=False, window=6
+    )
+    sinks = torch.randn(4)
+    want = sink_attention(q, torch.empty(9, 4, 16), cache, group, sinks)
+    got = oracle(q, cache, batch, scale=None, window=6, sinks=sinks)
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
 
 
 def test_an_empty_round():
