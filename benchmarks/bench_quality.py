@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from services.engine.compute.loader import ModelSource, load_model
-from services.engine.compute.model_runner import Hidden, ModelRunner
+from services.engine.compute.model_runner import ModelRunner
+from services.engine.compute.sampling.sampling_inputs import Hidden
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.runner import SequenceMetadata
 

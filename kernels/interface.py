@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from kernels.latent import LatentKernels
+from kernels.ragged import RaggedAttention
+from kernels.round_rows import MakeRoundRows
 from kernels.whole_rounds import WholeRounds
 
 
@@ -187,6 +189,11 @@ class Kernels:
     the order of the columns."""
     latent: LatentKernels | None = None
     """Attention over latent vectors (MLA). None: the set does not serve such models."""
+    ragged: RaggedAttention | None = None
+    """Attention of all sequences of a round in one call. None: the caller forms groups."""
+    round_rows: MakeRoundRows | None = None
+    """Token ids, positions and slots of a round, made on the device. With it and `ragged`, rounds
+    are run without a wait of the host."""
     uses_kept_rows: bool = False
     """Decode attention reads `AttentionGroup.kept` where it is given."""
     whole_rounds: Callable[[], WholeRounds] | None = None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from kernels.interface import AttentionGroup
+    from kernels.ragged import RaggedLatentAttention
 
 
 class HeadLinear(Protocol):
@@ -63,3 +64,5 @@ class LatentKernels:
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     """(x [T, N], weight [N], bias [N], eps) -> [T, N]: (x - mean) / sqrt(variance + eps) * weight +
     bias. Source: Ba et al. 2016, equation 4."""
+    ragged: "RaggedLatentAttention | None" = None
+    """`attention` of all sequences of a round in one call. None: the caller forms groups."""

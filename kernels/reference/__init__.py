@@ -3,11 +3,16 @@
 It is the oracle of the tests; no engine uses it.
 """
 
+from dataclasses import replace
+
 from kernels.interface import Kernels
 from kernels.reference.attention import attention, kv_write, sink_attention
 from kernels.reference.latent import LATENT
 from kernels.reference.layers import PlainLinear, gate_mul, rms_norm, rope, silu_mul
 from kernels.reference.moe import combine, route
+from kernels.reference.ragged import attention as ragged_attention
+from kernels.reference.ragged import latent_attention
+from kernels.reference.round_rows import round_rows
 from kernels.reference.sample import arg_max, sample
 
 KERNELS = Kernels(
@@ -24,5 +29,7 @@ KERNELS = Kernels(
     pack=PlainLinear,
     route=route,
     combine=combine,
-    latent=LATENT,
+    latent=replace(LATENT, ragged=latent_attention),
+    ragged=ragged_attention,
+    round_rows=round_rows,
 )

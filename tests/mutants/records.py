@@ -15,6 +15,7 @@ FAULTS = Path(__file__).resolve().parent / "faults"
 SUBJECTS = (
     *(
         "deepseek_v4",
+        "device_rounds",
         "experts",
         "fencing",
         "formats",

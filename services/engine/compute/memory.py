@@ -1,35 +1,23 @@
-"""Measures free memory, and what the largest round uses at its peak."""
+"""Measures the host's free memory, and what the largest round uses at its peak."""
 
 import resource
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from services.engine.contract.runner import SequenceMetadata
 
 _KIB = 1024
 
 
-def free_bytes(device: torch.device) -> int:
-    """Free memory in bytes: the GPU's, or the smaller of the machine's and its control group's."""
-    if device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(device)
-        return free
+def host_free_bytes() -> int:
+    """Free memory in bytes: the smaller of the machine's and its control group's."""
     in_cgroup = _cgroup_free()
     available = _proc_value("/proc/meminfo", "MemAvailable")
     return available if in_cgroup is None else min(available, in_cgroup)
 
 
-def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
+def host_peak_bytes(work: Callable[[], object]) -> int:
     """Memory in bytes that `work` uses at its peak, beyond what was in use before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        work()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
     before = _proc_value("/proc/self/status", "VmRSS")
     _reset_high_water()
     work()

@@ -3,23 +3,26 @@
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.interface import Kernels, UnsupportedError
 from services.common.config.settings import ConfigError
+from services.engine.compute.device.interface import Device, without_gradients
+from services.engine.compute.device_rounds.results import DeviceHidden
+from services.engine.compute.device_rounds.rounds import DeviceRounds, make_rounds
 from services.engine.compute.expert_parallel.leader import ExpertLeader
 from services.engine.compute.expert_parallel.lone import LoneExperts
 from services.engine.compute.loader import ModelSource, load_model
-from services.engine.compute.memory import free_bytes, largest_round, peak_bytes
+from services.engine.compute.memory import largest_round
 from services.engine.compute.model_setup import (
     choose_kernels,
     declared_state,
-    find_device,
     kernels_label,
+    make_device,
     max_positions,
     start_experts,
     start_mtp,
@@ -28,39 +31,27 @@ from services.engine.compute.model_setup import (
 from services.engine.compute.models import kept_weights
 from services.engine.compute.models.cache_tensors import block_bytes, layout_name, replace_spoilt
 from services.engine.compute.models.decode_rows import DecodeRows
-from services.engine.compute.models.input_metadata import InputMetadata, PromptRows, build_input
+from services.engine.compute.models.input_metadata import InputMetadata, build_input
 from services.engine.compute.models.registry import Model, make_model, reads_prefill_masks
-from services.engine.compute.numerics import TORCH_DTYPES, Numerics, hardware_name, use_threads
+from services.engine.compute.numerics import TORCH_DTYPES, Numerics, use_threads
 from services.engine.compute.ranks.partition import Partition
-from services.engine.compute.sampling.sampler import Sampler, token_logprobs
-from services.engine.compute.sampling.sampling_inputs import build_sampling
+from services.engine.compute.sampling.prompt_scores import score_prompts
+from services.engine.compute.sampling.sampler import Sampler
+from services.engine.compute.sampling.sampling_inputs import Hidden, build_sampling
 from services.engine.compute.state_cache import StateCache, StatefulModel
 from services.engine.contract.config import EngineConfig
 from services.engine.contract.memory_size import parse_size
 from services.engine.contract.model_config import ModelFileError
 from services.engine.contract.runner import (
     ExpertPlacement,
+    PendingOutput,
     PlacementRefusedError,
     RunnerInfo,
-    SampledToken,
     SamplerOutput,
     SamplingRow,
     SequenceMetadata,
 )
 from services.engine.contract.sampling_params import SamplingParams
-
-PROMPT_LOGPROB_ROWS = 64
-"""Rows of a prompt whose logits are in memory at one time, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """What the forward of a round leaves for the sampler."""
-
-    logits: Tensor
-    """[sampled, vocabulary] float32."""
-    prompt: tuple[tuple[int, tuple[SampledToken, ...]], ...]
-    """seq_id and log-probabilities of prompt tokens, of each sequence that reports them."""
 
 
 class ModelRunner:
@@ -68,6 +59,8 @@ class ModelRunner:
 
     _kept: Path | None = None
     """Packed weights of earlier starts, for this one and later ones."""
+    _rounds: DeviceRounds | None = None
+    """Runs the rounds where the host need not wait for the device."""
     _resources: contextlib.ExitStack | None = None
     """What `close` ends; None before the model is loaded."""
 
@@ -76,12 +69,14 @@ class ModelRunner:
         config: EngineConfig,
         source: ModelSource | None = None,
         partition: Partition | None = None,
+        device: Device | None = None,
     ) -> None:
         """Load the model.
 
         Args:
             source: an already loaded model, used instead of `config.model`.
             partition: the part of the model to hold; None for the whole model.
+            device: what computes; None: what the option `device` names.
 
         Raises:
             ModelFileError: files that cannot be served.
@@ -91,9 +86,8 @@ class ModelRunner:
         self._caches: list[Tensor] = []
         self._rows: DecodeRows | None = None
         self._states: StateCache | None = None
-        self._device = find_device(config)
-        if partition is not None and self._device.type == "cuda":
-            self._device = torch.device("cuda", partition.rank)
+        self._machine = device or make_device(config, 0 if partition is None else partition.rank)
+        self._device = self._machine.place
         use_threads(config)
         keep = source is None and partition is None and config.keep_weights
         source = source or load_model(config.model)
@@ -118,6 +112,10 @@ class ModelRunner:
                     made_of = f"{source.revision} {source.quantisation}"
                     self._kept = kept_weights.path_of(made_of, source.config, kernels.name)
                 self._model = self._load(config, source, kernels, resources)
+                if partition is None:
+                    self._rounds = make_rounds(
+                        self._machine, kernels, self._model, config, source.config
+                    )
                 self._resources = resources.pop_all()
         except UnsupportedError as error:
             raise ConfigError(str(error)) from error
@@ -134,7 +132,7 @@ class ModelRunner:
         """See Runner."""
         return self._info
 
-    @torch.inference_mode()
+    @without_gradients
     def profile_kv_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """See Runner; it runs the largest round on blocks that are freed again.
 
@@ -148,7 +146,7 @@ class ModelRunner:
         if peak is None:
             peak = self._measure_peak(max_num_batched_tokens, max_num_seqs)
             kept_weights.keep_peak(self._kept, shape, peak)
-        return max(0, free_bytes(self._device) - peak)
+        return max(0, self._machine.free_bytes() - peak)
 
     def _measure_peak(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         length = min(max_num_batched_tokens, self._info.max_model_len)
@@ -163,14 +161,15 @@ class ModelRunner:
 
         self.allocate(blocks, len(batch) + 1)
         try:
-            peak = peak_bytes(self._device, run_largest)
+            peak = self._machine.peak_bytes(run_largest)
+            peak += self._rounds.graph_bytes if self._rounds else 0
         finally:
             self._free()
         if self._uses_rows:
             peak += DecodeRows.nbytes(self._info.kv_bytes_per_block // self._block_size)
         return peak
 
-    @torch.inference_mode()
+    @without_gradients
     def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Runner."""
         self._caches = [
@@ -178,23 +177,31 @@ class ModelRunner:
             for tensor in self._model.cache_tensors
         ]
         self._rows = DecodeRows(self._caches) if self._uses_rows else None
+        if self._rounds is not None:
+            self._rounds.allocate(self._caches)
         if isinstance(self._model, StatefulModel):
             self._states = StateCache(self._model.state_block, num_states, self._device)
             self._model.use_states(self._states.slots)
         if self._experts:
             self._experts.clear_loads()  # the rounds that measured memory do not count
 
-    @torch.inference_mode()
+    @without_gradients
     def execute_main_model(
-        self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
+        self,
+        step: int,
+        batch: Sequence[SequenceMetadata],
+        previous: SamplerOutput | PendingOutput | None,
     ) -> object:
         """See Runner. The head runs here, so that logits are ready before grammar masks are."""
+        if self._rounds is not None:
+            with self._round_of_experts():
+                return self._rounds.forward(batch, has_previous=previous is not None)
         tokens = previous.device_tokens if previous else None
         hidden, data = self.forward(batch, tokens if isinstance(tokens, Tensor) else None)
         logits = self._model.logits(hidden.index_select(0, data.sampled_rows))
-        return Hidden(logits, self._prompt_logprobs(hidden, data))
+        return Hidden(logits, score_prompts(self._model.logits, hidden, data.prompt_rows))
 
-    @torch.inference_mode()
+    @without_gradients
     def forward(
         self, batch: Sequence[SequenceMetadata], previous_tokens: Tensor | None
     ) -> tuple[Tensor, InputMetadata]:
@@ -219,14 +226,16 @@ class ModelRunner:
             own_layout=self._config.v4 is not None,
             prefill_masks=reads_prefill_masks(self._config),
         )
-        with self._experts.round() if self._experts else contextlib.nullcontext():
+        with self._round_of_experts():
             return self._model.forward(data, self._caches), data
 
-    @torch.inference_mode()
+    @without_gradients
     def execute_sample(
         self, step: int, hidden: object, rows: Sequence[SamplingRow]
-    ) -> SamplerOutput:
+    ) -> SamplerOutput | PendingOutput:
         """See Runner."""
+        if self._rounds is not None and isinstance(hidden, DeviceHidden):
+            return self._rounds.sample(step, hidden, rows)
         if not isinstance(hidden, Hidden):
             raise TypeError(f"hidden must be what execute_main_model returned, got {type(hidden)}")
         if not rows:
@@ -243,23 +252,22 @@ class ModelRunner:
             empty_rows=draw.empty_rows,
         )
 
-    @torch.inference_mode()
+    @without_gradients
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner. All sources are read before the first target is written."""
         if not pairs:
             return
-        sources, targets = (
-            torch.tensor(ids, device=self._device) for ids in zip(*pairs, strict=True)
-        )
+        ids = np.array(pairs, np.int32).T.ravel()
+        sources, targets = self._machine.upload(ids).long().view(2, -1)
         for cache in self._caches:
             cache.index_copy_(0, targets, cache.index_select(0, sources))
 
-    @torch.inference_mode()
+    @without_gradients
     def clear_states(self, slots: Sequence[int]) -> None:
         """See Runner."""
         self._allocated_states().clear(slots)
 
-    @torch.inference_mode()
+    @without_gradients
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner."""
         self._allocated_states().copy(pairs)
@@ -269,7 +277,7 @@ class ModelRunner:
         """See Runner."""
         return self._experts.placement.version if self._experts else 0
 
-    @torch.inference_mode()
+    @without_gradients
     def prepare_placement(self, placement: ExpertPlacement) -> bool:
         """See Runner."""
         if self._experts is None:
@@ -300,6 +308,8 @@ class ModelRunner:
     def _free(self) -> None:
         """Free blocks and slots, those that the model views included."""
         self._caches, self._rows = [], None
+        if self._rounds is not None:
+            self._rounds.allocate(())
         if self._states is not None and isinstance(self._model, StatefulModel):
             self._model.use_states(self._states.slots[:0].clone())
         self._states = None
@@ -340,24 +350,15 @@ class ModelRunner:
         resources.callback(model.close)
         return model
 
-    def _prompt_logprobs(
-        self, hidden: Tensor, data: InputMetadata
-    ) -> tuple[tuple[int, tuple[SampledToken, ...]], ...]:
-        return tuple((own.seq_id, self._score(hidden, own)) for own in data.prompt_rows)
-
-    def _score(self, hidden: Tensor, own: PromptRows) -> tuple[SampledToken, ...]:
-        entries: list[SampledToken] = []
-        for at in range(0, len(own.rows), PROMPT_LOGPROB_ROWS):
-            part = slice(at, at + PROMPT_LOGPROB_ROWS)
-            logits = self._model.logits(hidden.index_select(0, own.rows[part]))
-            entries += token_logprobs(logits, own.targets[part], own.top)
-        return tuple(entries)
+    def _round_of_experts(self) -> contextlib.AbstractContextManager[None]:
+        return self._experts.round() if self._experts else contextlib.nullcontext()
 
     def _allocated_states(self) -> StateCache:
         if self._states is None:
             raise RuntimeError(f"model {self._info.model} has no state slots: it declares no state")
         return self._states
 
+    @without_gradients
     def scrub(self) -> tuple[int, ...]:
         """Replace values that are not finite in all blocks by 0; returns the blocks that had some.
 
@@ -377,7 +378,7 @@ class ModelRunner:
             quantisation=source.quantisation,
             kernels=kernels_label(config, kernels, whole_rounds=self._whole_rounds),
             torch=torch.__version__,
-            hardware=hardware_name(self._device),
+            hardware=self._machine.name,
             threads=0 if self._whole_rounds else torch.get_num_threads(),
         )
         model = source.config

@@ -1,10 +1,14 @@
 """What a model runner decides before it loads weights: device, kernel set, length, experts."""
 
+import importlib
+
 import torch
 
 from kernels import dispatch
 from kernels.interface import Kernels, UnsupportedError
 from services.common.config.settings import ConfigError
+from services.engine.compute.device.cpu import CpuDevice
+from services.engine.compute.device.interface import Device
 from services.engine.compute.expert_parallel.bank import ExpertBank
 from services.engine.compute.expert_parallel.experts import Experts
 from services.engine.compute.expert_parallel.leader import ExpertLeader, expert_shape
@@ -23,8 +27,11 @@ from services.engine.contract.model_config import ModelConfig
 from services.engine.contract.runner import ExpertShape, StateBlock
 
 
-def find_device(config: EngineConfig) -> torch.device:
+def make_device(config: EngineConfig, rank: int = 0) -> Device:
     """The device that the option `device` names; "auto" is a GPU if there is one.
+
+    Args:
+        rank: number of the GPU, where ranks have one each.
 
     Raises:
         ConfigError: torch cannot use the device on this machine.
@@ -34,7 +41,10 @@ def find_device(config: EngineConfig) -> torch.device:
         name = "cuda" if dispatch.has_device("cuda") else "cpu"
     if not dispatch.has_device(name):
         raise ConfigError(f"device={name}: torch finds no such device on this machine; use cpu")
-    return torch.device(name)
+    if name == "cpu":
+        return CpuDevice()
+    made: Device = importlib.import_module("services.engine.compute.device.cuda").CudaDevice(rank)
+    return made
 
 
 def choose_kernels(

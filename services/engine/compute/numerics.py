@@ -50,10 +50,8 @@ class Numerics:
         return f"{self.dtype}/{self.kernels}/{digest}"
 
 
-def hardware_name(device: torch.device) -> str:
-    """The GPU's name, or the CPU's model with the instruction set that PyTorch uses."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+def cpu_name() -> str:
+    """The CPU's model with the instruction set that PyTorch uses."""
     return f"{_cpu_model()} {torch.backends.cpu.get_cpu_capability()}"
 
 

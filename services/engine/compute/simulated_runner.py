@@ -24,6 +24,7 @@ from services.engine.contract.expert_placement import check_placement
 from services.engine.contract.runner import (
     ExpertPlacement,
     ExpertShape,
+    PendingOutput,
     PlacementRefusedError,
     RunnerInfo,
     SampledToken,
@@ -162,7 +163,10 @@ class SimulatedRunner:
         self._states = array("I", [_UNWRITTEN]) * num_states
 
     def execute_main_model(
-        self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
+        self,
+        step: int,
+        batch: Sequence[SequenceMetadata],
+        previous: SamplerOutput | PendingOutput | None,
     ) -> object:
         """See Runner; returns a checksum per sampled sequence, and prompt log-probabilities."""
         delay_s = self._model.forward_ms / 1e3
@@ -197,6 +201,10 @@ class SimulatedRunner:
             prompt_logprobs=prompt,
             empty_rows=tuple(row for row, token_id in enumerate(ids) if token_id is None),
         )
+
+    def scrub(self) -> tuple[int, ...]:
+        """See Runner; there are no values."""
+        return ()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Runner."""
@@ -245,10 +253,12 @@ class SimulatedRunner:
     def close(self) -> None:
         """See Runner."""
 
-    def _write(self, meta: SequenceMetadata, previous: SamplerOutput | None) -> None:
+    def _write(
+        self, meta: SequenceMetadata, previous: SamplerOutput | PendingOutput | None
+    ) -> None:
         ids = list(meta.token_ids)
         if meta.prev_row is not None:
-            assert previous is not None, "prev_row without a previous round"
+            assert isinstance(previous, SamplerOutput), "prev_row without a previous round"
             ids[-1] = previous.tokens[meta.prev_row].token_id
         self._count(ids)
         for position, token_id in enumerate(ids, meta.start):

@@ -111,6 +111,21 @@ class SamplerOutput:
     """Rows whose masks leave no token: their requests end with FAILED_PRECONDITION."""
 
 
+class PendingOutput(Protocol):
+    """A `SamplerOutput` that is still on its way from the device."""
+
+    @property
+    def device_tokens(self) -> object:
+        """See SamplerOutput."""
+
+    def wait(self) -> SamplerOutput:
+        """The output. The caller may be any thread; a second call returns the same.
+
+        If it has `nan_rows`, call `Runner.scrub` before a block of the round is used again: it
+        returns the `nan_blocks`.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class StateReplay:
     """How state is rebuilt from cached history without a snapshot (bounded replay).
@@ -237,7 +252,10 @@ class Runner(Protocol):
         """
 
     def execute_main_model(
-        self, step: int, batch: Sequence[SequenceMetadata], previous: SamplerOutput | None
+        self,
+        step: int,
+        batch: Sequence[SequenceMetadata],
+        previous: SamplerOutput | PendingOutput | None,
     ) -> object:
         """Run the forward of one round; writes keys and values of every position of the batch.
 
@@ -246,8 +264,17 @@ class Runner(Protocol):
 
     def execute_sample(
         self, step: int, hidden: object, rows: Sequence[SamplingRow]
-    ) -> SamplerOutput:
-        """Sample one token per row; the rows are the batch's sampled sequences, in order."""
+    ) -> SamplerOutput | PendingOutput:
+        """Sample one token per row; the rows are the batch's sampled sequences, in order.
+
+        A runner whose device works beside the host returns a `PendingOutput` at once.
+        """
+
+    def scrub(self) -> tuple[int, ...]:
+        """Replace values in blocks that are not finite by 0; returns the blocks that had some.
+
+        See `PendingOutput.wait`.
+        """
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks for copy-on-write; pairs are (source, target)."""

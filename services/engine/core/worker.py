@@ -7,10 +7,12 @@ run on it in the order in which they were submitted, so forward n always sees th
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from services.engine.contract.runner import (
     ExpertPlacement,
+    PendingOutput,
     Runner,
     RunnerInfo,
     SamplerOutput,
@@ -36,7 +38,7 @@ class _LaunchedRound(NamedTuple):
 
     plan: SchedulerOutputs
     forward: _Forward
-    sample: "Future[tuple[SamplerOutput, float]]"
+    sample: "Future[tuple[SamplerOutput | PendingOutput, float]]"
 
 
 class CollectedRound(NamedTuple):
@@ -133,10 +135,11 @@ class Worker:
         launched = self._launched
         if launched is None:
             return None
-        output, sample_s = launched.sample.result()
+        begun, sample_s = launched.sample.result()
         _, forward_s = launched.forward.result()
+        output, waited_s = self._arrived(begun)
         self._launched = None
-        return CollectedRound(launched.plan, output, forward_s + sample_s)
+        return CollectedRound(launched.plan, output, forward_s + sample_s + waited_s)
 
     def sample(self) -> None:
         """Submit the sampling of the launched round; the round before it must be accounted for.
@@ -157,6 +160,22 @@ class Worker:
         self._launched = self._begun = None
         self._stream.shutdown(cancel_futures=True)
         self._runner.close()
+
+    def _arrived(self, output: SamplerOutput | PendingOutput) -> tuple[SamplerOutput, float]:
+        """The output of a round on the host, and the seconds that this thread waited for it.
+
+        Meanwhile the worker's thread launches the next forward.
+        """
+        if isinstance(output, SamplerOutput):
+            return output, 0.0
+        started = time.perf_counter()
+        arrived = output.wait()
+        if arrived.nan_rows:
+            # Before any block of the round is used again: rounds that are planned from here on
+            # are launched behind it.
+            spoilt = self._stream.submit(self._runner.scrub).result()
+            arrived = replace(arrived, nan_blocks=spoilt)
+        return arrived, time.perf_counter() - started
 
     def _submit(self, call: Callable[[], R]) -> "Future[R]":
         """Run a call between rounds. Its end is reported like a forward's: the loop can go on."""
@@ -203,7 +222,7 @@ class Worker:
 
     def _execute_sample(
         self, plan: SchedulerOutputs, forward: _Forward, rows: tuple[SamplingRow, ...]
-    ) -> tuple[SamplerOutput, float]:
+    ) -> tuple[SamplerOutput | PendingOutput, float]:
         started = time.perf_counter()
         output = self._runner.execute_sample(plan.step, forward.result()[0], rows)
         return output, time.perf_counter() - started

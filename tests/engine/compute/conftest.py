@@ -59,7 +59,8 @@ class Drive:
         """One forward and its draw."""
         self.step += 1
         hidden = self.runner.execute_main_model(self.step, batch, previous)
-        return self.runner.execute_sample(self.step, hidden, rows)
+        output = self.runner.execute_sample(self.step, hidden, rows)
+        return output if isinstance(output, SamplerOutput) else output.wait()
 
     def generate(
         self,

@@ -94,9 +94,15 @@ class Attention:
         kernels.rope(qkv[:, : config.num_heads + config.num_kv_heads], cos_sin)
         q, kv = qkv[:, : config.num_heads], qkv[:, config.num_heads :]
         kernels.kv_write(cache, kv, data.slots)
-        groups = data.window_groups if self._sliding else data.groups
-        parts = [self._attend(q[g.rows], kv[g.rows], cache, g) for g in groups]
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if data.ragged is not None and kernels.ragged is not None:
+            window = config.sliding_window if self._sliding else 0
+            mixed = kernels.ragged(
+                q, cache, data.ragged, scale=None, window=window, sinks=self._sinks
+            )
+        else:
+            groups = data.window_groups if self._sliding else data.groups
+            parts = [self._attend(q[g.rows], kv[g.rows], cache, g) for g in groups]
+            mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self._post_norm is None:
             self._output.add_to(x, mixed)
             add_bias(x, self._output_bias)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AttentionGroup, KeptRows
+from kernels.ragged import RaggedBatch
 from kernels.whole_rounds import Spans
 from services.engine.compute.models.decode_rows import DecodeRows
 from services.engine.contract.runner import SequenceMetadata
@@ -56,6 +57,9 @@ class InputMetadata:
     """For models that run whole rounds; `groups` is then empty."""
     sequences: tuple[SequenceMetadata, ...] = ()
     """In the order of the rows; `token_ids` above has the tokens of those with `prev_row`."""
+    ragged: RaggedBatch | None = None
+    """All sequences, for kernel sets whose attention takes them at once; `groups` is then empty, or
+    for latent attention only."""
 
 
 def build_input(

@@ -134,13 +134,18 @@ class LatentAttention:
         self, q: Tensor, latents: Tensor, data: InputMetadata, index: IndexQuery | None
     ) -> Tensor:
         """Mixed latents [T, H, kv rank]."""
+        mla = self._mla
+        if data.ragged is not None and self._latent.ragged is not None:
+            return self._latent.ragged(
+                q, latents, data.ragged, rank=mla.kv_rank, scale=mla.scale, index=index
+            )
         parts = [
             self._latent.attention(
                 q[group.rows],
                 latents,
                 group,
-                self._mla.kv_rank,
-                self._mla.scale,
+                mla.kv_rank,
+                mla.scale,
                 None if index is None else index.of_rows(group.rows),
             )
             for group in data.groups

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from services.engine.compute.sampling.noise import row_key
-from services.engine.contract.runner import SamplingRow
+from services.engine.contract.runner import SampledToken, SamplingRow
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What the forward of a round leaves for the sampler."""
+
+    logits: Tensor
+    """[sampled, vocabulary] float32."""
+    prompt: tuple[tuple[int, tuple[SampledToken, ...]], ...]
+    """seq_id and log-probabilities of prompt tokens, of each sequence that reports them."""
 
 
 @dataclass(frozen=True, slots=True)
