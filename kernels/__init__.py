@@ -4,6 +4,7 @@ interface.py     what a set offers: the operations, with shapes
 latent.py        what a set offers for attention over latent vectors (MLA)
 ragged.py        attention over all sequences of a round in one call
 round_rows.py    token ids, positions and slots of a round, made on the device
+v4.py            what DeepSeek V4's layers need beside experts
 whole_rounds.py  what a set offers that runs a whole round as one job
 kept_files.py    folders for what one process leaves to the next
 dispatch.py      chooses a set for a device and a number format, and loads it

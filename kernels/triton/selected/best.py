@@ -47,11 +47,11 @@ def best_kernel(
     low = 0
     high = num_sequences - 1
     while low < high:
-        middle = (low + high + 1) // 2
-        if tl.load(starts + middle) <= row:
-            low = middle
+        between = (low + high + 1) // 2
+        if tl.load(starts + between) <= row:
+            low = between
         else:
-            high = middle - 1
+            high = between - 1
     # The sequence's last row stands at its last position.
     position = tl.load(lengths + low) - (tl.load(starts + low + 1) - row)
     visible = (position + 1) // RATIO
