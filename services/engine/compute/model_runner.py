@@ -24,7 +24,7 @@ from services.engine.compute.model_setup import (
     window_of_all_layers,
 )
 from services.engine.compute.models import kept_weights
-from services.engine.compute.models.cache_tensors import block_bytes, layout_name
+from services.engine.compute.models.cache_tensors import block_bytes, blocks_not_finite, layout_name
 from services.engine.compute.models.decode_rows import DecodeRows
 from services.engine.compute.models.input_metadata import InputMetadata, PromptRows, build_input
 from services.engine.compute.models.registry import Model, make_model, reads_prefill_masks
@@ -366,9 +366,7 @@ class ModelRunner:
             self._rows.drop()
         spoilt: set[int] = set()
         for cache in self._caches:
-            inner = tuple(range(1, cache.dim()))  # amin and amax of NaN are NaN
-            finite = cache.amin(inner).isfinite() & cache.amax(inner).isfinite()
-            spoilt.update((~finite).nonzero().flatten().tolist())
+            spoilt |= blocks_not_finite(cache)
             torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
         return tuple(sorted(spoilt - {0}))
 

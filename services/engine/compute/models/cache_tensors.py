@@ -85,6 +85,13 @@ def block_bytes(tensors: Sequence[CacheTensor], block_size: int) -> int:
     return sum(tensor.nbytes(1, block_size) for tensor in tensors)
 
 
+def blocks_not_finite(cache: Tensor) -> set[int]:
+    """Blocks of a tensor [blocks, ...] that have a value that is not finite."""
+    inner = tuple(range(1, cache.dim()))  # not a copy of the tensor; amin and amax of NaN are NaN
+    finite = cache.amin(inner).isfinite() & cache.amax(inner).isfinite()
+    return set((~finite).nonzero().flatten().tolist())
+
+
 def layout_name(tensors: Sequence[CacheTensor]) -> str:
     """Name of the layout, for `RunnerInfo.kv_layout`: two layouts of a model differ in it.
 
