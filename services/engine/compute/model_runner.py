@@ -362,8 +362,7 @@ class ModelRunner:
     def scrub(self) -> tuple[int, ...]:
         """Replace values that are not finite in all blocks by 0; returns the blocks that had some.
 
-        A later owner of a block must not read them: a masked position has weight 0, but 0 times NaN
-        is NaN.
+        A later owner of a block must not read them: a masked position has weight 0; 0 × NaN is NaN.
         """
         if self._rows:
             self._rows.drop()

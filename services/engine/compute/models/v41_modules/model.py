@@ -15,6 +15,7 @@ from kernels.interface import Kernels
 from services.engine.compute.models.cache_tensors import CacheTensor
 from services.engine.compute.models.input_metadata import InputMetadata
 from services.engine.compute.models.moe import RunExperts
+from services.engine.compute.models.mtp import Part
 from services.engine.compute.models.v4_modules.experts import V4FeedForward
 from services.engine.compute.models.v4_modules.hyper_connections import (
     HyperConnection,
@@ -148,6 +149,7 @@ class V41Model:
             compressed: angles(config, max_positions, compressed=compressed)
             for compressed in (False, True)
         }
+        self.mtp: tuple[Part, ...] = ()
         ignore_mtp(weights, reader)
         _ignore_images(weights, reader)
         reader.check_all_read()
