@@ -1,6 +1,7 @@
 """Tensor kernels of the engine: several sets that implement the same operations.
 
 interface.py     what a set offers: the operations, with shapes
+expert_products.py  what a set offers for all experts of a layer in one call
 latent.py        what a set offers for attention over latent vectors (MLA)
 whole_rounds.py  what a set offers that runs a whole round as one job
 kept_files.py    folders for what one process leaves to the next

@@ -5,6 +5,8 @@ It is the oracle of the tests; no engine uses it.
 
 from kernels.interface import Kernels
 from kernels.reference.attention import attention, kv_write, sink_attention
+from kernels.reference.experts import EXPERTS
+from kernels.reference.heads import place_heads
 from kernels.reference.latent import LATENT
 from kernels.reference.layers import PlainLinear, gate_mul, rms_norm, rope, silu_mul
 from kernels.reference.moe import combine, route
@@ -25,4 +27,6 @@ KERNELS = Kernels(
     route=route,
     combine=combine,
     latent=LATENT,
+    experts=EXPERTS,
+    place_heads=place_heads,
 )

@@ -1,14 +1,19 @@
 """The kernel set `triton`, for CUDA devices.
 
-Prefill attention, attention with sinks or over latents, dense products, gates other than SwiGLU,
-the arg-max and expert routing are PyTorch's (cuBLAS, flash attention). The other operations of a
-decode round are Triton kernels, one per file beside this one.
+Prefill attention, attention with sinks or over latents, dense products and the arg-max are
+PyTorch's (cuBLAS, flash attention). The other operations of a decode round are Triton kernels: one
+per file beside this one, those of experts and of products in a folder each.
 """
 
 from kernels.interface import Kernels
 from kernels.torch import KERNELS as TORCH
 from kernels.triton.attention import attention
+from kernels.triton.experts.combine import combine
+from kernels.triton.experts.layer import EXPERTS
+from kernels.triton.experts.routing import route
 from kernels.triton.kv_write import kv_write
+from kernels.triton.place_heads import place_heads
+from kernels.triton.products.gates import gate_mul
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope import rope
 from kernels.triton.sample import sample
@@ -22,11 +27,13 @@ KERNELS = Kernels(
     attention=attention,
     sink_attention=TORCH.sink_attention,
     silu_mul=silu_mul,
-    gate_mul=TORCH.gate_mul,
+    gate_mul=gate_mul,
     sample=sample,
     arg_max=TORCH.arg_max,
     pack=TORCH.pack,
-    route=TORCH.route,
-    combine=TORCH.combine,
+    route=route,
+    combine=combine,
     latent=TORCH.latent,
+    experts=EXPERTS,
+    place_heads=place_heads,
 )
