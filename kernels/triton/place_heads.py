@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.products.rounding import round_to
+
 HEAD_TILE = 8
 """Heads of one program."""
 
@@ -32,14 +34,14 @@ def place_heads_kernel(
         of_query = tl.load(query_norm + at, mask=at < DIM, other=0.0)
         of_key = tl.load(key_norm + at, mask=at < DIM, other=0.0)
         gain = tl.where(head < HEADS, of_query, of_key).to(tl.float32)
-        wide = (wide * scale[:, None]).to(x.dtype).to(tl.float32) * gain
-        wide = wide.to(x.dtype).to(tl.float32)
+        wide = round_to(wide * scale[:, None], x.dtype).to(tl.float32) * gain
+        wide = round_to(wide, x.dtype).to(tl.float32)
     even, odd = tl.split(tl.reshape(wide, (HEAD_TILE, TILE // 2, 2)))
     pair = tl.arange(0, TILE // 2)[None, :]
     angle = cos_sin + row * DIM + 2 * pair
     cos = tl.load(angle, mask=pair < DIM // 2, other=1.0)
     sin = tl.load(angle + 1, mask=pair < DIM // 2, other=0.0)
-    rotated = tl.interleave(even * cos - odd * sin, even * sin + odd * cos).to(x.dtype)
+    rotated = round_to(tl.interleave(even * cos - odd * sin, even * sin + odd * cos), x.dtype)
     x = tl.where(turned, rotated, x)
     tl.store(own, x, mask=inside & turned)
     slot = tl.load(slots + row).to(tl.int64)

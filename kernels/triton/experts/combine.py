@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.products.rounding import round_to
+
 _TILE = 1024
 
 
@@ -24,7 +26,7 @@ def combine_kernel(
             used = inside & (tl.load(ids + pair) >= 0)
         value = tl.load(outputs + pair * SIZE + at, mask=used, other=0.0).to(tl.float32)
         total += tl.where(used, value * tl.load(weights + pair), 0.0)
-    tl.store(out + row * SIZE + at, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * SIZE + at, round_to(total, out.dtype.element_ty), mask=inside)
 
 
 def combine(outputs: Tensor, weights: Tensor, ids: Tensor | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from kernels.triton.interpreted import INTERPRETED
 from kernels.triton.products.accumulate import accumulate, is_packed
 from kernels.triton.products.gates import FUNCTIONS, open_gate
 from kernels.triton.products.operands import Weight, check_rows, operand
+from kernels.triton.products.rounding import round_to
 
 
 @triton.jit
@@ -61,11 +62,11 @@ def grouped_kernel(
         place = part * (COLUMN_TILE // 2) + tl.arange(0, COLUMN_TILE // 2)
         where = position.to(tl.int64)[:, None] * (COLUMNS // 2) + place[None, :]
         inside = row_inside[:, None] & (place < COLUMNS // 2)[None, :]
-        tl.store(out + where, opened.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + where, round_to(opened, out.dtype.element_ty), mask=inside)
     else:
         inside = row_inside[:, None] & column_inside[None, :]
         where = pair[:, None] * COLUMNS + column[None, :]
-        tl.store(out + where, total.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + where, round_to(total, out.dtype.element_ty), mask=inside)
 
 
 def gate_up_product(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.interface import Routing
 from kernels.triton.products.gates import sigmoid
+from kernels.triton.products.rounding import round_to
 
 _SOFTMAX, _SIGMOID, _SQRT_SOFTPLUS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _SCORINGS = {"softmax": 0, "sigmoid": 1, "sqrt_softplus": 2}
@@ -107,7 +108,7 @@ def route_kernel(
         picked = picked / total
     picked = picked * scale
     if SCORING == _SOFTMAX:
-        picked = picked.to(raw.dtype).to(tl.float32)
+        picked = round_to(picked, raw.dtype).to(tl.float32)
     known = column < TOP_K
     tl.store(weights + row * TOP_K + column, picked, mask=known)
     tl.store(ids + row * TOP_K + column, numbers.to(tl.int64), mask=known)

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.interface import Gate
+from kernels.triton.products.rounding import round_to
 
 FUNCTIONS = {"silu": 0, "gelu_tanh": 1}
 _GELU = tl.constexpr(1)
@@ -44,7 +45,7 @@ def gate_mul_kernel(
     gate = tl.load(gate_up + row * (2 * SIZE) + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * (2 * SIZE) + SIZE + at, mask=inside, other=0.0).to(tl.float32)
     opened = open_gate(gate, up, limit, alpha, offset, FUNCTION, HAS_LIMIT)
-    tl.store(out + row * SIZE + at, opened.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * SIZE + at, round_to(opened, out.dtype.element_ty), mask=inside)
 
 
 def gate_mul(gate_up: Tensor, gate: Gate) -> Tensor:

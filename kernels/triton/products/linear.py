@@ -13,6 +13,7 @@ from kernels.triton.experts.tiles import INVARIANT, Tiles
 from kernels.triton.interpreted import INTERPRETED
 from kernels.triton.products.accumulate import accumulate
 from kernels.triton.products.operands import Weight, check_rows, operand
+from kernels.triton.products.rounding import round_to
 
 _FLOAT32 = Tiles(64, 64, 32, 4, 2)
 _GROUP = 8  # tiles of rows that share their part of the weight in the cache
@@ -43,9 +44,9 @@ def linear_kernel(
     inside = row_inside[:, None] & column_inside[None, :]
     if ADD:
         # Rounded before it is added, as a product on its own is.
-        product = total.to(out.dtype.element_ty).to(tl.float32)
+        product = round_to(total, out.dtype.element_ty).to(tl.float32)
         total = tl.load(where, mask=inside, other=0.0).to(tl.float32) + product
-    tl.store(where, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(where, round_to(total, out.dtype.element_ty), mask=inside)
 
 
 class TritonLinear:
