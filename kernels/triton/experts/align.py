@@ -132,13 +132,13 @@ def slot_kernel(
 
 def num_bins(experts: int) -> int:
     """Bins of a sort: a power of two, with at least one for pairs without an expert."""
-    return max(16, triton.next_power_of_2(experts + 1))
+    return max(16, 1 << experts.bit_length())
 
 
 def num_tiles(pairs: int, experts: int, rows: int) -> int:
     """Tiles that any choice of experts needs at most: every expert may leave one part full."""
     tiles = pairs // rows + min(experts, pairs)
-    return triton.cdiv(tiles, GROUP_TILES) * GROUP_TILES
+    return -(-tiles // GROUP_TILES) * GROUP_TILES
 
 
 def align(ids: Tensor, experts: int, rows: int, loads: Tensor | None = None) -> Aligned:

@@ -78,7 +78,13 @@ class StackedExperts:
     ) -> Tensor:
         """See LayerExperts."""
         sizes, (rows, top_k) = self._sizes, ids.shape
-        tiles = choose_tiles(sizes.dtype, rows * top_k, sizes.experts, invariant=self._invariant)
+        tiles = choose_tiles(
+            sizes.dtype,
+            rows * top_k,
+            sizes.experts,
+            coded=isinstance(self._gate_up, CodedWeight),
+            invariant=self._invariant,
+        )
         aligned = align(ids, sizes.experts, tiles.rows, counts)
         opened = gate_up_product(
             x.contiguous(), self._gate_up, self._gate_up_bias, sizes.gate, aligned, top_k, tiles

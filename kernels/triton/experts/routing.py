@@ -39,7 +39,8 @@ def _odds(score, inside, SCORING: tl.constexpr):
         # log(1 + e) by Kahan's correction: exact where 1 + e rounds.
         small = tl.exp(-tl.abs(score))
         one = 1.0 + small
-        log = tl.where(one == 1.0, small, tl.log(one) * (small / (one - 1.0)))
+        gained = tl.where(one == 1.0, 1.0, one - 1.0)
+        log = tl.where(one == 1.0, small, tl.log(one) * (small / gained))
         odds = tl.sqrt(tl.where(score > 0, score, 0.0) + log)
         odds = tl.where(score == score, odds, score)
     return odds

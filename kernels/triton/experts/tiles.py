@@ -24,10 +24,13 @@ INVARIANT = _FEW
 """The tile of every round where a row's bits must not depend on the number of rows."""
 
 
-def choose_tiles(dtype: torch.dtype, pairs: int, experts: int, *, invariant: bool = False) -> Tiles:
+def choose_tiles(
+    dtype: torch.dtype, pairs: int, experts: int, *, coded: bool = False, invariant: bool = False
+) -> Tiles:
     """The tile for `pairs` chosen rows that `experts` share, whichever expert has how many.
 
-    Decodes are bound by reading weights: wide and deep tiles, as few rows as tensor cores take.
+    Decodes are bound by reading weights: deep tiles, and as few rows as tensor cores take. Weights
+    in codes need a second sum for each group: with the largest tile, registers would be spilled.
     """
     if dtype == torch.float32:
         return _FLOAT32
@@ -35,4 +38,4 @@ def choose_tiles(dtype: torch.dtype, pairs: int, experts: int, *, invariant: boo
         return INVARIANT
     if pairs <= 16 * experts:
         return _DECODE
-    return _FEW if pairs <= 128 * experts else _MANY
+    return _FEW if coded or pairs <= 128 * experts else _MANY

@@ -34,7 +34,7 @@ def expert_variants(element: str) -> list[Variant]:
         *(
             _grouped(f"gate_up_{form}_{name}", element, form, tile, 4096, 7168, gated=True)
             for form in _FORMATS[1:]
-            for name, tile in (("decode", decode), ("many", many))
+            for name, tile in (("decode", decode), ("few", few))
         ),
         *(_linear(f"linear_{form}", element, form) for form in _FORMATS),
         Variant(
