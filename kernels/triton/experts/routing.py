@@ -16,7 +16,7 @@ from kernels.triton.products.rounding import round_to
 
 _SOFTMAX, _SIGMOID, _SQRT_SOFTPLUS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _SCORINGS = {"softmax": 0, "sigmoid": 1, "sqrt_softplus": 2}
-_LOWEST = tl.constexpr(-3.0e38)
+_LOWEST = tl.constexpr(-1.0e38)  # twice it, the sum of two, is finite
 _TINY = tl.constexpr(1e-20)  # as in kernels.torch.moe
 _NO_ID = tl.constexpr(1 << 30)
 
