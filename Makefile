@@ -10,7 +10,7 @@ ARGS   ?=
 PYTEST = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down check format test test-tools verify mutants chaos gpu bench protos lock venv dev model clean
+.PHONY: help run up down check format test test-tools verify kernels mutants chaos gpu bench protos lock venv dev model clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ test-tools: dev ## Tests with Node, Chromium, podman, Go …: a missing tool fai
 
 verify: dev ## The long runs: soak, faults, many random histories
 	@$(PYTEST) -m 'verify and not whole' --timeout 1800 $(ARGS)
+
+kernels: dev ## All kernels: their tests, and what compiled Triton kernels take beside a table
+	@$(PYTEST) tests/kernels -m "not gpu" --timeout 1800 $(ARGS)
 
 mutants: dev ## Faults in a copy of the tree, one by one: do the tests notice them? (ARGS="--only quotas")
 	@$(BIN)/python -m tests.mutants $(ARGS)

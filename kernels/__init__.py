@@ -1,6 +1,7 @@
 """Tensor kernels of the engine: several sets that implement the same operations.
 
 interface.py     what a set offers: the operations, with shapes
+expert_products.py  what a set offers for all experts of a layer in one call
 latent.py        what a set offers for attention over latent vectors (MLA)
 ragged.py        attention over all sequences of a round in one call
 round_rows.py    token ids, positions and slots of a round, made on the device

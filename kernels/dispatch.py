@@ -21,6 +21,7 @@ SETS: Mapping[str, str] = {
     "jit-int8-kv16": "kernels.compiled.int8_short_cache",
     "jit-bf16-kv16": "kernels.compiled.bfloat16",
     "triton": "kernels.triton.kernel_set",
+    "triton-tiled": "kernels.triton.tiled",
 }
 """Module of each set, by the set's name."""
 

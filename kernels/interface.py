@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from kernels.expert_products import ExpertKernels
 from kernels.latent import LatentKernels
 from kernels.ragged import RaggedAttention
 from kernels.round_rows import MakeRoundRows
@@ -196,6 +197,14 @@ class Kernels:
     are run without a wait of the host."""
     uses_kept_rows: bool = False
     """Decode attention reads `AttentionGroup.kept` where it is given."""
+    experts: ExpertKernels | None = None
+    """All experts of a layer in one call. None: they run one after another."""
+    place_heads: (
+        Callable[[Tensor, tuple[Tensor, Tensor] | None, float, Tensor, Tensor, Tensor], None] | None
+    ) = None
+    """(qkv [T, H + 2 G, D], norms of queries and keys [D] each or None, eps, cos_sin [T, D / 2, 2],
+    cache, slots): `rms_norm` and `rope` of queries and keys in place, then `kv_write`. None: the
+    caller does these one after another."""
     whole_rounds: Callable[[], WholeRounds] | None = None
     """Makes what runs a dense decoder's whole round as one job, for one model.
 

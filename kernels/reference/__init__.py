@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from kernels.interface import Kernels
 from kernels.reference.attention import attention, kv_write, sink_attention
+from kernels.reference.experts import EXPERTS
+from kernels.reference.heads import place_heads
 from kernels.reference.latent import LATENT
 from kernels.reference.layers import PlainLinear, gate_mul, rms_norm, rope, silu_mul
 from kernels.reference.moe import combine, route
@@ -32,4 +34,6 @@ KERNELS = Kernels(
     latent=replace(LATENT, ragged=latent_attention),
     ragged=ragged_attention,
     round_rows=round_rows,
+    experts=EXPERTS,
+    place_heads=place_heads,
 )

@@ -342,7 +342,7 @@ class ModelRunner:
             device=self._device,
             block_size=config.block_size,
             max_positions=max_positions(config, source.config),
-            experts=experts.run_experts if isinstance(experts, ExpertLeader) else None,
+            experts=experts.run_experts if experts else None,
             count_rows=experts.count_rows if isinstance(experts, LoneExperts) else None,
             kept=self._kept,
             mtp=start_mtp(config, source, kernels, self._device),

@@ -11,6 +11,7 @@ from services.engine.compute.device.cpu import CpuDevice
 from services.engine.compute.device.interface import Device
 from services.engine.compute.expert_parallel.bank import ExpertBank
 from services.engine.compute.expert_parallel.experts import Experts
+from services.engine.compute.expert_parallel.grouped import GroupedExperts
 from services.engine.compute.expert_parallel.leader import ExpertLeader, expert_shape
 from services.engine.compute.expert_parallel.lone import LoneExperts
 from services.engine.compute.loader import ModelSource
@@ -206,7 +207,8 @@ def start_experts(
 ) -> ExpertLeader | LoneExperts | None:
     """Load the experts and start the other ranks; None for a dense model.
 
-    Whole rounds load their experts with the model: only placements and counts remain.
+    Whole rounds load their experts with the model: only placements and counts remain. A set that
+    runs all experts of a layer in one call does so where one rank holds them all.
 
     Raises:
         ConfigError: an option does not fit the model, or does not work on this device.
@@ -227,4 +229,7 @@ def start_experts(
     if kernels.whole_rounds is not None:
         return LoneExperts(shape, source.revision, config.expert_load_window)
     weights = ExpertWeights.find(model, source.weights, TORCH_DTYPES[config.dtype], device)
+    if kernels.experts is not None and config.expert_parallel == 1:
+        window = config.expert_load_window
+        return GroupedExperts(shape, source.revision, window, weights, kernels.experts)
     return ExpertLeader(config, shape, weights, kernels, source.revision)

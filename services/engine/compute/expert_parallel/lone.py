@@ -5,6 +5,7 @@ import contextlib
 from torch import Tensor
 
 from services.engine.compute.expert_parallel.expert_load import ExpertLoads
+from services.engine.compute.models.moe import RunExperts
 from services.engine.contract.expert_placement import check_placement, first_placement
 from services.engine.contract.runner import (
     ExpertPlacement,
@@ -33,6 +34,11 @@ class LoneExperts:
         self.placement = first_placement(shape, model_revision)
         """The placement in use."""
         self._next: ExpertPlacement | None = None
+
+    @property
+    def run_experts(self) -> RunExperts | None:
+        """What a layer calls; None where rounds are compiled."""
+        return None
 
     def count_rows(self, rows: Tensor) -> None:
         """Count a round: rows of each expert, [layers with experts, experts] int64."""

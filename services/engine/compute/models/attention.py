@@ -89,11 +89,8 @@ class Attention:
         config, kernels = self._config, self._kernels
         normed = kernels.rms_norm(x, self._norm, config.rms_norm_eps)
         qkv = add_bias(self._qkv(normed), self._qkv_bias).view(x.shape[0], -1, config.head_dim)
-        if self._head_norms:
-            self._norm_heads(qkv)
-        kernels.rope(qkv[:, : config.num_heads + config.num_kv_heads], cos_sin)
+        self._place_heads(qkv, cos_sin, cache, data.slots)
         q, kv = qkv[:, : config.num_heads], qkv[:, config.num_heads :]
-        kernels.kv_write(cache, kv, data.slots)
         if data.ragged is not None and kernels.ragged is not None:
             window = config.sliding_window if self._sliding else 0
             mixed = kernels.ragged(
@@ -130,6 +127,19 @@ class Attention:
         for part in (joined, self._qkv_bias):
             if part is not None:
                 part[:rows].mul_(factor)
+
+    def _place_heads(self, qkv: Tensor, cos_sin: Tensor, cache: Tensor, slots: Tensor) -> None:
+        """Norm and rotate queries and keys in place, and write keys and values to the cache."""
+        config, kernels = self._config, self._kernels
+        if kernels.place_heads is not None:
+            own = self._head_norms
+            norms = (own[0], own[1]) if own else None
+            kernels.place_heads(qkv, norms, config.rms_norm_eps, cos_sin, cache, slots)
+            return
+        if self._head_norms:
+            self._norm_heads(qkv)
+        kernels.rope(qkv[:, : config.num_heads + config.num_kv_heads], cos_sin)
+        kernels.kv_write(cache, qkv[:, config.num_heads :], slots)
 
     def _norm_heads(self, qkv: Tensor) -> None:
         config = self._config

@@ -1,0 +1,13 @@
+"""The kernel set `triton-tiled`: `triton` with products whose rows do not depend on one another.
+
+Dense products and those of experts use one tile for every number of rows. No option chooses this
+set yet: prefill attention is PyTorch's, whose bits may depend on how a prompt is cut.
+"""
+
+from dataclasses import replace
+
+from kernels.triton.experts.layer import INVARIANT_EXPERTS
+from kernels.triton.kernel_set import KERNELS as TRITON
+from kernels.triton.products.linear import pack_invariant
+
+KERNELS = replace(TRITON, name="triton-tiled", pack=pack_invariant, experts=INVARIANT_EXPERTS)
