@@ -33,8 +33,10 @@ def place_heads_kernel(
         scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=1) / DIM + eps)
         of_query = tl.load(query_norm + at, mask=at < DIM, other=0.0)
         of_key = tl.load(key_norm + at, mask=at < DIM, other=0.0)
-        gain = tl.where(head < HEADS, of_query, of_key).to(tl.float32)
-        wide = round_to(wide * scale[:, None], x.dtype).to(tl.float32) * gain
+        wide = wide * scale[:, None]
+        if of_query.dtype != tl.float32:  # as in rms_norm
+            wide = round_to(wide, x.dtype).to(tl.float32)
+        wide = wide * tl.where(head < HEADS, of_query, of_key).to(tl.float32)
         wide = round_to(wide, x.dtype).to(tl.float32)
     even, odd = tl.split(tl.reshape(wide, (HEAD_TILE, TILE // 2, 2)))
     pair = tl.arange(0, TILE // 2)[None, :]
@@ -103,9 +105,9 @@ def _check(
             f"place_heads: slots must be int64 [{rows}], got {slots.dtype} {tuple(slots.shape)}"
         )
     for norm in norms or ():
-        if norm.shape != (dim,) or norm.dtype != qkv.dtype:
+        if norm.shape != (dim,) or norm.dtype not in (qkv.dtype, torch.float32):
             raise ValueError(
-                f"place_heads: norms must be {qkv.dtype} [{dim}], got {norm.dtype} "
+                f"place_heads: norms must be {qkv.dtype} or float32 [{dim}], got {norm.dtype} "
                 f"{tuple(norm.shape)}"
             )
     for name, other in (("cos_sin", cos_sin), ("slots", slots), ("norms", (norms or (slots,))[0])):

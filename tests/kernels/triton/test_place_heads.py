@@ -42,11 +42,22 @@ def test_equal_to_the_three_steps(rows, heads, kv_heads, dim, normed, dtype):
     assert torch.equal(flat[others].double(), exact.flatten(0, 1)[others])
 
 
+def test_norms_in_float32_are_rounded_once():
+    qkv, norms, cos_sin, cache, slots = case(3, 4, 2, 16, torch.bfloat16)
+    wide_norms = norms[0].float() + 2**-9, norms[1].float() + 2**-9
+    cos_sin[..., 0], cos_sin[..., 1] = 1.0, 0.0  # no rotation, so no rounding after the norms
+    wanted = qkv.clone()
+    reference.KERNELS.place_heads(wanted, wide_norms, 1e-5, cos_sin, cache.clone(), slots)
+    place_heads(qkv, wide_norms, 1e-5, cos_sin, cache, slots)
+    assert (qkv.float() - wanted.float()).abs().max() <= 2**-8 * wanted.abs().max()
+    assert (qkv == wanted).float().mean() > 0.98
+
+
 def test_what_does_not_fit_is_refused():
     qkv, norms, cos_sin, cache, slots = case(2, 2, 1, 8, torch.float32)
     with pytest.raises(ValueError, match=r"cos_sin must be float32 \(2, 4, 2\)"):
         place_heads(qkv, norms, 1e-5, cos_sin[:1], cache, slots)
-    with pytest.raises(ValueError, match=r"norms must be torch\.float32 \[8\]"):
+    with pytest.raises(ValueError, match=r"norms must be torch\.float32 or float32 \[8\]"):
         place_heads(qkv, (norms[0], norms[1][:4]), 1e-5, cos_sin, cache, slots)
     with pytest.raises(ValueError, match="slots must be int64"):
         place_heads(qkv, norms, 1e-5, cos_sin, cache, slots.int())
