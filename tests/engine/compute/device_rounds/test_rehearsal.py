@@ -3,14 +3,11 @@
 What runs is `ModelRunner` as it serves, on tensors that have shapes only.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels import dispatch
 from services.engine.compute.device.rehearsal import DisciplineError
 from services.engine.compute.device_rounds import rounds as rounds_module
 from services.engine.compute.models.attention import Attention
@@ -64,21 +61,10 @@ def test_no_round_of_a_dense_model_waits(architecture: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("architecture", ROUTED)
 def test_no_round_of_a_model_with_experts_waits(architecture: str, tmp_path: Path) -> None:
-    """Experts that run one after another read their rows' counts: only sets without that pass."""
-    with _waits_unless_grouped():
-        run = Rehearsal(tmp_path, architecture)
-        prefill = run.round(20, 7)
-        run.round(1, 33, previous=prefill, row=EVERYTHING)
-        run.round(1, 1, 1, previous=prefill)
-
-
-@contextmanager
-def _waits_unless_grouped() -> Iterator[None]:
-    if getattr(dispatch.load("triton"), "experts", None) is not None:
-        yield
-        return
-    with pytest.raises(DisciplineError, match=r"may copy in a round|reads a value"):
-        yield
+    run = Rehearsal(tmp_path, architecture)
+    prefill = run.round(20, 7)
+    run.round(1, 33, previous=prefill, row=EVERYTHING)
+    run.round(1, 1, 1, previous=prefill)
 
 
 class _Planted:
@@ -178,10 +164,9 @@ PUBLISHED = {
 def test_a_model_of_its_published_size_is_rehearsed(architecture: str, tmp_path: Path) -> None:
     """Nothing is allocated; one dense or plain layer, and one with experts."""
     changes = {"num_hidden_layers": 2, **PUBLISHED[architecture]}
-    with _waits_unless_grouped():
-        run = Rehearsal(tmp_path, architecture, **changes)
-        prefill = run.round(2048, 100)
-        run.round(*[1] * 4, previous=prefill)
+    run = Rehearsal(tmp_path, architecture, **changes)
+    prefill = run.round(2048, 100)
+    run.round(*[1] * 4, previous=prefill)
 
 
 @pytest.mark.parametrize(
