@@ -51,7 +51,7 @@ chaos: dev ## Faults of every part of a fleet under 32 streams (ARGS="--only eng
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 gpu: dev ## Tests and kernels on a CUDA device
-	@$(PYTEST) tests/device -m gpu --timeout 600 $(ARGS)
+	@TRITON_INTERPRET=0 $(PYTEST) tests/device -m gpu --timeout 600 $(ARGS)
 
 bench: dev ## The engine beside transformers; see benchmarks/README.md (ARGS="--batch 8")
 	@$(BIN)/python -m benchmarks.bench_engine $(ARGS)

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,10 @@ from cryptography.x509.oid import NameOID
 from hypothesis import settings
 
 from inferfleet_cli.supervisor.dev_backends import EtcdProcess, RedisProcess, ServerProcess
+
+# Triton's interpreter runs the very kernels on a CPU. It must be chosen before Triton is imported,
+# by whichever test; `make gpu` says 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A deadline for each example would judge how busy the machine is.
 settings.register_profile("inferfleet", deadline=None)

@@ -39,8 +39,8 @@ class TinyTensor:
     """What random values are multiplied with."""
     below: int = 0
     """Of a TABLE: its numbers are less."""
-    factors: str = "{}_scale_inv"
-    """Name of the scales that FP8 stores beside the matrix; {} is the matrix's own name."""
+    factors: str = "{}.weight_scale_inv"
+    """Name of the scales that FP8 stores beside the matrix; {} is its name without `.weight`."""
 
 
 @dataclass(frozen=True, slots=True)
