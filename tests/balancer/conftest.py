@@ -75,10 +75,16 @@ class Fleet:
         self.engines.append(engine)
         await engine.start(membership)
         await self.keys.register(engine)
-        await self.until_state(engine_id, "serving")
-        link = self.member(engine_id).link
-        await until(lambda: link.carries or not engine.serves_many, f"{engine_id} carries")
+        await until(lambda: self._serves(engine), f"{engine_id} serves")
         return engine
+
+    def _serves(self, engine: FakeEngine) -> bool:
+        """Whether the balancer can ask it, and not one that had its name before."""
+        member = self.member(engine.info.engine_id)
+        if member is None or member.info.epoch_ms != engine.info.epoch_ms:
+            return False
+        serving = member.state(time.monotonic()).value == "serving"
+        return serving and (member.link.carries or not engine.serves_many)
 
     @property
     def admission(self) -> Any:
