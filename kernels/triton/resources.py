@@ -2,7 +2,8 @@
 
 Run as `python -m kernels.triton.resources --check TABLE` (or `--write TABLE`). Every kernel is
 compiled for each target; registers, spilled bytes and shared memory come from the `cuobjdump` that
-Triton brings. A kernel with a product must have instructions of the tensor cores.
+Triton brings. A kernel with a product must have instructions of the tensor cores, and one that
+spills a reason in the table, which is written by hand.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from kernels.triton.ahead_of_time import Variant, compile_variant, variants
 from kernels.triton.experts.variants import expert_variants
+from kernels.triton.ragged.variants import attention_variants
+from kernels.triton.v4.variants import v4_variants
 
 TARGETS = (80, 90, 100)
 """Compute capabilities times ten: A100, H100 and H200, B200."""
@@ -47,6 +50,8 @@ class Resources:
 
 Table = dict[str, dict[str, Resources]]
 """By target (`sm_90`) and kernel."""
+Reasons = dict[str, str]
+"""Why a kernel may spill, by kernel."""
 
 
 def measure(variant: Variant, capability: int) -> Resources:
@@ -78,14 +83,19 @@ def measure(variant: Variant, capability: int) -> Resources:
 
 def measure_all(capabilities: tuple[int, ...]) -> Table:
     """Resources of all kernels on some targets."""
-    every = [*variants(ELEMENT), *expert_variants(ELEMENT)]
+    every = [
+        *variants(ELEMENT),
+        *expert_variants(ELEMENT),
+        *attention_variants(ELEMENT),
+        *v4_variants(ELEMENT),
+    ]
     return {
         f"sm_{capability}": {variant.name: measure(variant, capability) for variant in every}
         for capability in capabilities
     }
 
 
-def problems(found: Table, wanted: Table) -> list[str]:
+def problems(found: Table, wanted: Table, reasons: Reasons) -> list[str]:
     """How the figures differ from the table, and which of them no device could run well."""
     wrong = []
     for target, kernels in found.items():
@@ -94,6 +104,8 @@ def problems(found: Table, wanted: Table) -> list[str]:
             at = f"{target} {name}"
             if own.shared > limit:
                 wrong.append(f"{at}: {own.shared} bytes of shared memory, a block has {limit}")
+            if own.spilled and name not in reasons:
+                wrong.append(f"{at}: spills {own.spilled} bytes, and the table has no reason")
             kept = wanted.get(target, {}).get(name)
             if kept is None:
                 wrong.append(f"{at}: not in the table")
@@ -113,8 +125,14 @@ def read_table(path: Path) -> Table:
     }
 
 
-def write_table(path: Path, table: Table) -> None:
-    """Write a table, one line per kernel."""
+def read_reasons(path: Path) -> Reasons:
+    """The reasons for spills of a table that `write_table` wrote."""
+    reasons: Reasons = json.loads(path.read_text())["spills"]
+    return reasons
+
+
+def write_table(path: Path, table: Table, reasons: Reasons) -> None:
+    """Write a table, one line per kernel, and the reasons of the kernels that spill."""
     import triton
 
     parts = []
@@ -125,7 +143,10 @@ def write_table(path: Path, table: Table) -> None:
         ]
         parts.append(f"  {json.dumps(target)}: {{\n" + ",\n".join(lines) + "\n  }")
     columns = json.dumps([field.name for field in fields(Resources)])
-    head = f' "triton": "{triton.__version__}",\n "columns": {columns}'
+    spilled = {name for kernels in table.values() for name, own in kernels.items() if own.spilled}
+    kept = {name: reason for name, reason in sorted(reasons.items()) if name in spilled}
+    spills = json.dumps(kept, indent=2).replace("\n}", "\n }")
+    head = f' "triton": "{triton.__version__}",\n "columns": {columns},\n "spills": {spills}'
     path.write_text("{\n" + head + ',\n "kernels": {\n' + ",\n".join(parts) + "\n }\n}\n")
 
 
@@ -142,13 +163,14 @@ def main() -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         print("TRITON_INTERPRET=1 is set, so nothing would be compiled: unset it", file=sys.stderr)
         return 2
-    kept = read_table(args.check or args.write) if (args.check or args.write).exists() else {}
+    path = args.check or args.write
+    kept, reasons = (read_table(path), read_reasons(path)) if path.exists() else ({}, {})
     names = args.target or list(kept) or [f"sm_{capability}" for capability in TARGETS]
     table = measure_all(tuple(int(name.removeprefix("sm_")) for name in names))
     if args.write:
-        write_table(args.write, kept | table)
+        write_table(args.write, kept | table, reasons)
         return 0
-    wrong = problems(table, kept)
+    wrong = problems(table, kept, reasons)
     print(
         "\n".join(wrong) or f"{sum(map(len, table.values()))} compiled kernels are as in the table"
     )

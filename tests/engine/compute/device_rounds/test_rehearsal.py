@@ -115,28 +115,26 @@ def test_a_wait_after_the_layers_is_found(tmp_path: Path, monkeypatch) -> None:
         run.round(3)
 
 
-def test_a_decode_rounds_launches_are_the_recorded_ones(tmp_path: Path) -> None:
-    """At the sizes of Qwen3-8B. After a wanted change: run the module `record`, read its diff."""
-    recorded = record.FILE.read_text(encoding="utf-8").splitlines()
-    assert record.rehearse(tmp_path) == recorded
-    # One graph holds all launches but those of sampling: the host launches little each round.
-    assert sum(not line.startswith("  ") for line in recorded) < 15
+@pytest.mark.parametrize(
+    ("name", "on_the_host", "products_of_experts"),
+    [("decode_round", 13, 0), ("decode_round_experts", 17, 2 * 2)],
+)
+def test_a_decode_rounds_launches_are_the_recorded_ones(
+    name: str, on_the_host: int, products_of_experts: int, tmp_path: Path
+) -> None:
+    """At published sizes. After a wanted change: run the module `record`, read its diff."""
+    recorded = record.recorded(name)
+    assert record.rehearse(name, tmp_path) == recorded
+    # One graph holds the layers: the host launches that, and sampling and counts behind it.
+    assert sum(not line.startswith("  ") for line in recorded) == on_the_host
+    # Two launches per layer, whatever the number of experts.
+    grouped = [line for line in recorded if line.startswith("  grouped_kernel")]
+    assert len(grouped) == products_of_experts
     assert not [line for line in recorded if " f64" in line or "_to_copy f32" in line]
 
 
 PUBLISHED = {
-    "qwen3_moe": {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-    },
+    "qwen3_moe": record.QWEN3_30B_A3B,
     "deepseek_v3": {
         "hidden_size": 7168,
         "intermediate_size": 18432,
