@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from tokenizers import Tokenizer
+
 Config = Mapping[str, Any]
 """The content of config.json."""
 
@@ -75,5 +77,10 @@ class Declaration:
     formats: tuple[str, ...] = ("float32", "bfloat16", "fp8")
     """Names of the formats that its weights may have."""
     control_tokens: ControlTokens = CHAT_TOKENS
+    derive: Callable[[Config, Tokenizer], Config] = field(default=lambda config, tokenizer: {})
+    """Further keys of config.json, which follow from the others and from the tokenizer. Raises
+    ValueError, naming the key, if one that it needs is invalid."""
+    text_part: str = ""
+    """The key of config.json under which the sizes are, where a publisher puts them there."""
     chat_template: str = CHAT_TEMPLATE
     """Empty: the publisher has none, and renders chats with a library of its own."""

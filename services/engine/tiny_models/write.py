@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from services.engine.tiny_models.declaration import Config, Declaration, TinyTensor
 from services.engine.tiny_models.declarations import DECLARATIONS
@@ -18,6 +19,14 @@ from services.engine.tiny_models.values import tensor_values
 
 _MADE_BY = "inferfleet tiny-model"
 """`_name_or_path` in config.json: folders with another one are not replaced."""
+_OUTER_KEYS = (
+    "_name_or_path",
+    "architectures",
+    "model_type",
+    "torch_dtype",
+    "quantization_config",
+)
+"""Keys of config.json that are no part of the text model, where this has a part of its own."""
 
 
 class TinyModelError(ValueError):
@@ -25,12 +34,13 @@ class TinyModelError(ValueError):
 
 
 def find_architecture(name: str) -> str:
-    """The architecture that a name means: `qwen3-moe` and `qwen3_moe` are the same.
+    """The architecture that a name means: `qwen3-moe` and `qwen3_moe` are the same, and
+    `deepseek-v4.1` and `deepseek_v41`.
 
     Raises:
         TinyModelError: there is none; the message lists all.
     """
-    found = name.lower().replace("-", "_")
+    found = name.lower().replace("-", "_").replace(".", "")
     if found not in DECLARATIONS:
         raise TinyModelError(f"architecture {name!r} is none of {', '.join(sorted(DECLARATIONS))}")
     return found
@@ -78,7 +88,8 @@ def write_tiny_model(
     scratch.mkdir(parents=True)
     try:
         ids = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
-        files |= {"config.json": _json(config), "generation_config.json": _json(ids)}
+        written = _as_published(config, declaration.text_part)
+        files |= {"config.json": _json(written), "generation_config.json": _json(ids)}
         for name, text in files.items():
             (scratch / name).write_text(text, encoding="utf-8")
         _write_weights(scratch / "model.safetensors", declaration, config, packing, seed)
@@ -151,10 +162,19 @@ def _config(
             f"vocab_size {config['vocab_size']} is less than the tokenizer's {tokens} tokens"
         )
     try:
+        config |= declaration.derive(config, Tokenizer.from_str(tokenizer))
         declaration.check(config)
     except ValueError as error:
         raise TinyModelError(str(error)) from error
     return config
+
+
+def _as_published(config: Config, text_part: str) -> Config:
+    """config.json, with the keys of the text model where its publisher has them."""
+    if not text_part:
+        return config
+    outer = {key: config[key] for key in _OUTER_KEYS if key in config}
+    return outer | {text_part: {key: config[key] for key in config if key not in outer}}
 
 
 def _write_weights(

@@ -1,19 +1,23 @@
-"""What transformers makes of the folders that the tool writes; no test needs transformers.
+"""What a reference makes of the folders that the tool writes; no test needs transformers.
 
     python -m tests.engine.tiny_models.golden [ARCH ...]
 
 writes tests/data/tiny_tool_golden.json: the entries of these architectures, or of all, anew.
 
 Each entry has the digest of the weights, the ids of a chat and of a text, and greedy tokens up to
-the first step whose two best logits are closer than MIN_MARGIN.
+the first step whose two best logits are closer than MIN_MARGIN. The reference is transformers, and
+of DeepSeek V4.1, which it has not, the oracle in `tests/engine/compute/models/v41_oracle`.
 """
 
 import hashlib
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from services.common.text import template_of
 from services.engine.model_files import load_text_assets
@@ -26,6 +30,8 @@ LONGER = {"deepseek_v4": 8}
 """A third prompt repeats the text so many times: entries of some layers stand for 128 positions."""
 NEW_TOKENS = 32
 MIN_MARGIN = 0.001
+Logits = Callable[[Sequence[int]], Tensor]
+"""Logits [vocabulary] after a sequence of tokens."""
 
 
 def digest(folder: Path) -> str:
@@ -37,11 +43,10 @@ def digest(folder: Path) -> str:
 
 
 def _entry(folder: Path) -> dict[str, Any]:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    logits = oracle_logits(folder) if folder.name == "deepseek_v41" else _logits(folder)
     texts = [TEXT] if folder.name not in LONGER else [TEXT, TEXT * LONGER[folder.name]]
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     if tokenizer.chat_template:
@@ -52,20 +57,67 @@ def _entry(folder: Path) -> dict[str, Any]:
     return {
         "digest": digest(folder),
         "prompts": prompts,
-        "outputs": [_greedy(model, prompt) for prompt in prompts],
+        "outputs": [_greedy(logits, prompt) for prompt in prompts],
     }
 
 
-def _greedy(model: Any, prompt: list[int]) -> list[int]:
+def _logits(folder: Path) -> Logits:
     import torch
+    from transformers import AutoModelForCausalLM
 
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        with torch.no_grad():
+            return model(torch.tensor([ids])).logits[0, -1]
+
+    return logits
+
+
+def oracle_logits(folder: Path) -> Logits:
+    """Of a DeepSeek V4.1, by the oracle in float64."""
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer
+
+    from tests.engine.compute.models.v41_oracle import engram
+    from tests.engine.compute.models.v41_oracle.oracle import Oracle, State
+    from tests.engine.compute.models.v41_oracle.published import shape_of
+
+    weights = load_file(folder / "model.safetensors")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = range(tokenizer.get_vocab_size())
+    compressed = engram.compressed_ids(
+        [tokenizer.decode([token], skip_special_tokens=False) for token in tokens],
+        [tokenizer.id_to_token(token) for token in tokens],
+    )
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    oracle = Oracle(
+        shape_of(config["text_config"]),
+        {name: value.double() for name, value in weights.items()},
+        compressed,
+    )
+    done: list[int] = []
+    state = State()
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        """Computes what `ids` has beyond the call before, or all of another sequence."""
+        nonlocal done, state
+        if not done or list(ids[: len(done)]) != done:
+            done, state = [], State()
+        rows, state = oracle.forward(ids[len(done) :], state)
+        done = list(ids)
+        return rows[-1]
+
+    return logits
+
+
+def _greedy(logits: Logits, prompt: list[int]) -> list[int]:
     ids = list(prompt)
-    with torch.no_grad():
-        while len(ids) < len(prompt) + NEW_TOKENS:
-            best = model(torch.tensor([ids])).logits[0, -1].topk(2)
-            if best.values[0] - best.values[1] < MIN_MARGIN:
-                break
-            ids.append(int(best.indices[0]))
+    while len(ids) < len(prompt) + NEW_TOKENS:
+        best = logits(ids).topk(2)
+        if best.values[0] - best.values[1] < MIN_MARGIN:
+            break
+        ids.append(int(best.indices[0]))
     return ids[len(prompt) :]
 
 

@@ -1,4 +1,4 @@
-"""The folders that `inferfleet tiny-model` writes, against transformers and torch's formats."""
+"""The folders that `inferfleet tiny-model` writes, against references and torch's formats."""
 
 import json
 from pathlib import Path
@@ -21,6 +21,17 @@ from services.engine.tiny_models.values import uniform
 from tests.engine.tiny_models import golden
 
 GOLDEN = json.loads(golden.FILE.read_text(encoding="utf-8"))
+SHALLOW = {
+    "deepseek_v41": {
+        "compress_ratios": [0, 1],
+        "kv_source_layer_ids": [1],
+        "index_source_layer_ids": [1],
+        "candidate_source_layer_id": 1,
+        "engram_layer_ids": [0],
+        "engram_vocab_size": 200,
+    }
+}
+"""What else a model of two layers has changed: keys that name layers."""
 
 
 def test_every_architecture_has_expected_tokens() -> None:
@@ -29,7 +40,7 @@ def test_every_architecture_has_expected_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
-def test_a_folder_gives_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+def test_a_folder_gives_the_tokens_of_its_reference(name: str, tmp_path: Path) -> None:
     """The same bytes as when the expected tokens were made, the ids of a text, then the tokens."""
     entry = GOLDEN[name]
     folder = write_tiny_model(tmp_path / "model", name)
@@ -51,7 +62,7 @@ def test_a_folder_gives_the_tokens_of_transformers(name: str, tmp_path: Path) ->
 def test_engines_read_its_smallest_format(name: str, tmp_path: Path) -> None:
     """FP8 where the architecture has it; the shapes of two layers follow from config.json."""
     number_format = DECLARATIONS[name].formats[-1]
-    changes = {"num_hidden_layers": 2, "hidden_size": 192}
+    changes = {"num_hidden_layers": 2, "hidden_size": 192, **SHALLOW.get(name, {})}
     folder = write_tiny_model(tmp_path / "m", name, number_format=number_format, changes=changes)
     stored = {value.dtype for value in load_file(folder / "model.safetensors").values()}
     assert (torch.float8_e4m3fn in stored) == (number_format == "fp8")
@@ -81,6 +92,33 @@ def test_a_table_names_different_experts_and_scales_have_published_names(tmp_pat
     assert weights["layers.1.attn.compressor.wkv.weight"].dtype == torch.bfloat16
     assert weights["layers.2.attn.compressor.ape"].shape == (128, 32)
     assert "chat_template" not in json.loads((folder / "tokenizer_config.json").read_text())
+
+
+def test_sizes_that_follow_from_others_are_in_the_published_text_part(tmp_path: Path) -> None:
+    """A larger vocabulary has no more texts; the tables follow from the primes."""
+    changes = {"vocab_size": 600, "engram_vocab_size": 10}
+    folder = write_tiny_model(tmp_path / "m", "deepseek-v4.1", number_format="fp8", changes=changes)
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    assert set(config) == {
+        "_name_or_path",
+        "architectures",
+        "model_type",
+        "torch_dtype",
+        "quantization_config",
+    }
+    assert text["engram_num_embeddings"] == [
+        11 + 13 + 17 + 19 + 23 + 29,
+        31 + 37 + 41 + 43 + 47 + 53,
+    ]
+    assert (text["vocab_size"], text["engram_compressed_vocab_size"]) == (600, 451)
+    weights = load_file(folder / "model.safetensors")
+    assert weights["layers.4.engram.embed.weight"].shape == (252, 8)
+    assert weights["layers.1.engram.wkv.weight"].dtype == torch.float8_e4m3fn
+    assert weights["layers.1.engram.wkv.scale"].shape == (3, 1)
+    assert weights["layers.0.ffn.gate.bias_vl"].dtype == torch.float32
+    assert "layers.3.attn.compressor.wgate.weight" not in weights
+    assert "layers.2.attn.indexer.wq_b.weight" not in weights
 
 
 def test_names_sizes_and_ends_of_a_folder(tmp_path: Path) -> None:
@@ -213,6 +251,12 @@ def _of(architecture: str, number_format: str = "float32", **changes: object) ->
         ),
         (_of("deepseek-v4", o_groups=3), "num_attention_heads 4 is no multiple of o_groups 3"),
         (_of("deepseek-v4", num_hash_layers=-1), "num_hash_layers must be 0 or more, got -1"),
+        (_of("deepseek-v4.1", num_hidden_layers=2), "kv_source_layer_ids has 3, it must have"),
+        (_of("deepseek-v4.1", compress_ratios=[0, 4, 2, 1, 1, 1]), r"ratios\[1\] is 4, which is"),
+        (_of("deepseek-v4.1", engram_vocab_size="a"), "engram_vocab_size must be a positive .*'a'"),
+        (_of("deepseek-v4.1", engram_layer_ids=[1.5]), r"engram_layer_ids must list .*\[1.5\]"),
+        (_of("deepseek-v4.1", engram_head_dim=0), "engram_head_dim must be a positive integer"),
+        (_of("deepseek-v4.1", engram_num_embeddings=[1]), "no key 'engram_num_embeddings' to"),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ glm4_moe.py    GLM 4.5
 gpt_oss.py     gpt-oss: sinks, stacked experts with biases
 deepseek.py    DeepSeek-V3 and V3.2: latent attention; V3.2 with an indexer
 deepseek_v4.py DeepSeek V4: compressed attention, hyper-connections, a table of experts
+deepseek_v41.py  DeepSeek V4.1: shared entries, look-ups by n-gram, sizes that follow from others
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from services.engine.tiny_models.declaration import Declaration
 from services.engine.tiny_models.declarations.deepseek import DEEPSEEK_V3, DEEPSEEK_V32
 from services.engine.tiny_models.declarations.deepseek_v4 import DEEPSEEK_V4
+from services.engine.tiny_models.declarations.deepseek_v41 import DEEPSEEK_V41
 from services.engine.tiny_models.declarations.dense import LLAMA, MISTRAL, QWEN2, QWEN3
 from services.engine.tiny_models.declarations.gemma3 import GEMMA3
 from services.engine.tiny_models.declarations.glm4_moe import GLM4_MOE
@@ -40,5 +42,6 @@ DECLARATIONS: Mapping[str, Declaration] = {
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": DEEPSEEK_V32,
     "deepseek_v4": DEEPSEEK_V4,
+    "deepseek_v41": DEEPSEEK_V41,
 }
 """By `model_type`; Gemma 3, whose text model alone is written, without its `_text`."""

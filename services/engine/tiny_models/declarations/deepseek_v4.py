@@ -17,7 +17,7 @@ from services.engine.tiny_models.declarations.decoder import check_experts, chec
 
 _SPARSE, _HEAVY = 4, 128
 """Positions per entry of the two compressed kinds of layer; 0 is a layer with a window alone."""
-_TOKENS = ControlTokens(
+TOKENS = ControlTokens(
     "<｜begin▁of▁sentence｜>",
     ("<｜end▁of▁sentence｜>",),
     ("<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>", "<think>", "</think>", "｜DSML｜"),
@@ -92,23 +92,24 @@ def _tensors(config: Config) -> Iterator[TinyTensor]:
     yield TinyTensor("embed.weight", (vocabulary, hidden), Kind.PLAIN)
     yield TinyTensor("norm.weight", (hidden,), Kind.NORM)
     yield TinyTensor("head.weight", (vocabulary, hidden), Kind.PLAIN)
-    yield from _site(config, "hc_head", config["hc_mult"], 1)
+    yield from site(config, "hc_head", config["hc_mult"], 1)
     both = config["hc_mult"] * (config["hc_mult"] + 2)
     for index in range(config["num_hidden_layers"]):
         at = f"layers.{index}"
         yield TinyTensor(f"{at}.attn_norm.weight", (hidden,), Kind.NORM)
         yield TinyTensor(f"{at}.ffn_norm.weight", (hidden,), Kind.NORM)
-        yield from _site(config, f"{at}.hc_attn", both, 3)
-        yield from _site(config, f"{at}.hc_ffn", both, 3)
+        yield from site(config, f"{at}.hc_attn", both, 3)
+        yield from site(config, f"{at}.hc_ffn", both, 3)
         yield from _attention(config, f"{at}.attn", config["compress_ratios"][index])
         yield from _feed_forward(config, f"{at}.ffn", hashed=index < config["num_hash_layers"])
 
 
-def _matrix(name: str, rows: int, columns: int) -> TinyTensor:
+def matrix(name: str, rows: int, columns: int) -> TinyTensor:
+    """The weight of a linear layer, whose scales have DeepSeek V4's names."""
     return TinyTensor(f"{name}.weight", (rows, columns), factors="{}.scale")
 
 
-def _site(config: Config, at: str, outputs: int, parts: int) -> Iterator[TinyTensor]:
+def site(config: Config, at: str, outputs: int, parts: int) -> Iterator[TinyTensor]:
     """The three tensors of a hyper-connection."""
     inputs = config["hc_mult"] * config["hidden_size"]
     yield TinyTensor(f"{at}_fn", (outputs, inputs), Kind.PLAIN, float32=True)
@@ -116,24 +117,30 @@ def _site(config: Config, at: str, outputs: int, parts: int) -> Iterator[TinyTen
     yield TinyTensor(f"{at}_scale", (parts,), Kind.NORM, float32=True)
 
 
-def _attention(config: Config, at: str, ratio: int) -> Iterator[TinyTensor]:
+def window_attention(config: Config, at: str) -> Iterator[TinyTensor]:
+    """What every layer's attention has."""
     hidden, heads, width = (
         config[key] for key in ("hidden_size", "num_attention_heads", "head_dim")
     )
     rank, groups, wide = (config[key] for key in ("q_lora_rank", "o_groups", "o_lora_rank"))
-    yield _matrix(f"{at}.wq_a", rank, hidden)
+    yield matrix(f"{at}.wq_a", rank, hidden)
     yield TinyTensor(f"{at}.q_norm.weight", (rank,), Kind.NORM)
-    yield _matrix(f"{at}.wq_b", heads * width, rank)
-    yield _matrix(f"{at}.wkv", width, hidden)
+    yield matrix(f"{at}.wq_b", heads * width, rank)
+    yield matrix(f"{at}.wkv", width, hidden)
     yield TinyTensor(f"{at}.kv_norm.weight", (width,), Kind.NORM)
-    yield _matrix(f"{at}.wo_a", groups * wide, heads * width // groups)
-    yield _matrix(f"{at}.wo_b", hidden, groups * wide)
+    yield matrix(f"{at}.wo_a", groups * wide, heads * width // groups)
+    yield matrix(f"{at}.wo_b", hidden, groups * wide)
     yield TinyTensor(f"{at}.attn_sink", (heads,), Kind.BIAS, float32=True)
+
+
+def _attention(config: Config, at: str, ratio: int) -> Iterator[TinyTensor]:
+    yield from window_attention(config, at)
+    hidden, width, rank = (config[key] for key in ("hidden_size", "head_dim", "q_lora_rank"))
     if ratio:
         yield from _compressor(hidden, f"{at}.compressor", ratio, width)
     if ratio == _SPARSE:
         index_heads, index_width = config["index_n_heads"], config["index_head_dim"]
-        yield _matrix(f"{at}.indexer.wq_b", index_heads * index_width, rank)
+        yield matrix(f"{at}.indexer.wq_b", index_heads * index_width, rank)
         yield TinyTensor(f"{at}.indexer.weights_proj.weight", (index_heads, hidden), Kind.PLAIN)
         yield from _compressor(hidden, f"{at}.indexer.compressor", ratio, index_width)
 
@@ -147,18 +154,24 @@ def _compressor(hidden: int, at: str, ratio: int, width: int) -> Iterator[TinyTe
 
 
 def _feed_forward(config: Config, at: str, *, hashed: bool) -> Iterator[TinyTensor]:
-    hidden, middle = config["hidden_size"], config["moe_intermediate_size"]
-    experts = config["n_routed_experts"]
+    hidden, experts = config["hidden_size"], config["n_routed_experts"]
     yield TinyTensor(f"{at}.gate.weight", (experts, hidden), Kind.PLAIN)
     if hashed:
         size = (config["vocab_size"], config["num_experts_per_tok"])
         yield TinyTensor(f"{at}.gate.tid2eid", size, Kind.TABLE, below=experts)
     else:
         yield TinyTensor(f"{at}.gate.bias", (experts,), Kind.BIAS, float32=True)
+    yield from expert_matrices(config, at)
+
+
+def expert_matrices(config: Config, at: str) -> Iterator[TinyTensor]:
+    """Routed experts and the shared one."""
+    hidden, middle = config["hidden_size"], config["moe_intermediate_size"]
+    experts = config["n_routed_experts"]
     for part in (*(f"experts.{expert}" for expert in range(experts)), "shared_experts"):
-        yield _matrix(f"{at}.{part}.w1", middle, hidden)
-        yield _matrix(f"{at}.{part}.w2", hidden, middle)
-        yield _matrix(f"{at}.{part}.w3", middle, hidden)
+        yield matrix(f"{at}.{part}.w1", middle, hidden)
+        yield matrix(f"{at}.{part}.w2", hidden, middle)
+        yield matrix(f"{at}.{part}.w3", middle, hidden)
 
 
 def _check(config: Config) -> None:
@@ -183,4 +196,4 @@ def _check(config: Config) -> None:
         raise ValueError(f"num_attention_heads {heads} is no multiple of o_groups {groups}")
 
 
-DEEPSEEK_V4 = Declaration(_CONFIG, _tensors, _check, control_tokens=_TOKENS, chat_template="")
+DEEPSEEK_V4 = Declaration(_CONFIG, _tensors, _check, control_tokens=TOKENS, chat_template="")
