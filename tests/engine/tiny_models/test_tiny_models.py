@@ -20,6 +20,8 @@ from services.engine.tiny_models.safetensors_file import write_safetensors
 from services.engine.tiny_models.values import uniform
 from tests.engine.tiny_models import golden
 
+pytestmark = pytest.mark.timeout(240)  # the first may compile the rounds of its model
+
 GOLDEN = json.loads(golden.FILE.read_text(encoding="utf-8"))
 SHALLOW = {
     "deepseek_v41": {

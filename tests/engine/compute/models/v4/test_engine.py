@@ -25,6 +25,8 @@ from tests.engine.compute.models.v4.conftest import Golden
 from tests.parity.cases import CASES
 from tests.parity.measure import LOGIT_PATHS, TOKEN_PATHS, measure
 
+pytestmark = pytest.mark.timeout(240)  # minutes of torch's operators on a crowded machine
+
 BLOCK = 16
 TOKENS = 24
 
