@@ -19,7 +19,7 @@ without one) stays with its revision, and a stream never changes its revision.
   inferfleet models canary chat qwen3@r2 --percent 5    r2 gets 5 of 100 sessions
   inferfleet models promote chat qwen3@r2           r2 gets all sessions
   inferfleet models rollback chat                   undo the last change
-  inferfleet models drain qwen3@r1                  drain and end the engines of r1
+  inferfleet models drain qwen3@r1                  the engines of r1 take no new requests
 
 The name may be the model's own name; then the record distributes the plain requests for the model.
 Without a record the balancer chooses among the revisions of a model by load.
