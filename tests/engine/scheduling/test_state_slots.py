@@ -56,6 +56,16 @@ def test_history_without_a_snapshot_is_computed_again_and_gets_one(make_driver):
     driver.check_all()
 
 
+def test_an_earlier_snapshot_of_longer_history_is_where_a_hit_restarts(make_driver):
+    driver = make_driver(STATEFUL)
+    long = [*PROMPT, *range(40, 50)]
+    finish(driver, "first", long)  # leaves history of 40 positions and a snapshot after 32
+    finish(driver, "second", [*long[:18], 60, 61, 62])  # and this one a snapshot after 16
+    assert finish(driver, "third", [*long[:26], 51, 52]) == 16, "24 positions are in the cache"
+    assert finish(driver, "fourth", [*long[:26], 53]) == 24, "the third made a snapshot there"
+    driver.check_all()
+
+
 def test_a_snapshot_without_its_history_goes_with_it(make_driver):
     driver = make_driver(STATEFUL, num_blocks=10)
     finish(driver, "first", PROMPT)
